@@ -1,8 +1,7 @@
-//! A device, or a bucket, that counts what is done with it: for `pool iostat`, and for the columns
-//! of errors in `pool status`.
+//! Counts the requests to a device, or a bucket: for `pool iostat`, and for the error columns of `pool status`.
 //!
-//! Whoever asks for something does it itself: nothing waits in a queue of ours, so the time of a
-//! request is the device's, and how many are under way is how many threads are in one.
+//! A request runs in the thread of its caller: there is no queue here, so a request's time is the
+//! device's, and the number of active requests is the number of threads in one.
 
 use std::cell::Cell;
 use std::io;
@@ -20,10 +19,10 @@ use crate::clock::{moment, now};
 use crate::failing::Failing;
 use crate::watch::Watch;
 
-/// How often a long list says how far it is, seconds.
+/// How often the progress of a long listing is shown, seconds.
 const NOTED_EACH: u64 = 5;
 
-/// What was counted since the import. Sums of bytes and of nanoseconds.
+/// Counters since the import: sums of requests, bytes and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests to read.
@@ -46,11 +45,11 @@ pub struct Counts {
     pub read_errors: u64,
     /// Writes, syncs and discards that failed.
     pub write_errors: u64,
-    /// Frames that were not what was written.
+    /// Frames whose checksum did not match.
     pub checksum_errors: u64,
 }
 
-/// What a device can be asked for.
+/// Kind of request to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceRequest {
     /// Reading.
@@ -68,23 +67,23 @@ impl DeviceRequest {
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Sync, Self::Trim];
 }
 
-/// How many requests there were of each size or time: at place `n` those from 2^n to 2^(n+1) - 1.
+/// Number of requests by size or time: bucket `n` counts those from 2^n to 2^(n+1) - 1.
 pub type Histogram = Vec<u64>;
 
-/// How requests are spread since the import, and how many are under way; by [`DeviceRequest::ALL`].
+/// Distribution of requests since the import, and number of active ones; by [`DeviceRequest::ALL`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spread {
-    /// By the time that they took, nanoseconds: up to 2^37.
+    /// By duration, nanoseconds: up to 2^37.
     pub times: [Histogram; 4],
-    /// By their size, bytes: up to 2^27; nothing for making durable.
+    /// By size, bytes: up to 2^27; empty for syncs.
     pub sizes: [Histogram; 4],
-    /// How many are under way now.
+    /// Number of active requests.
     pub active: [u64; 4],
 }
 
-/// So many places histograms of times have: what takes longer counts in the last one.
+/// Number of buckets of a histogram of times: longer times count in the last one.
 const TIMES: usize = 38;
-/// The same of sizes.
+/// Number of buckets of a histogram of sizes.
 const SIZES: usize = 28;
 
 /// Counters of one kind of request.
@@ -105,7 +104,7 @@ impl Default for Kept {
     }
 }
 
-/// Counts at the place of a number.
+/// Counts a number in its bucket.
 fn place(counters: &[AtomicU64], number: u64) {
     let at = (number.max(1).ilog2() as usize).min(counters.len().saturating_sub(1));
     if let Some(counter) = counters.get(at) {
@@ -139,23 +138,23 @@ pub struct Counted {
 pub struct CountedBucket {
     bucket: Arc<dyn Bucket>,
     tally: Tally,
-    /// The last request has failed.
+    /// Whether the last request failed.
     away: AtomicBool,
 }
 
-/// The counters of something that a pool lies on.
+/// Counters and state of one device or bucket of a pool.
 #[derive(Debug)]
 pub struct Tally {
     name: String,
     counters: Counters,
     failing: Arc<Failing>,
     watch: Arc<Watch>,
-    /// How bad it was told to be: a place in [`STATES`].
+    /// The worst reported state: an index into [`STATES`].
     state: AtomicU8,
 }
 
-/// The states of a device, in the words of ZFS: some of it cannot be read, it cannot be written, it
-/// is not there any more.
+/// The states of a device, in the words of ZFS: DEGRADED: reads fail or content is damaged;
+/// FAULTED: writes fail; REMOVED: it is not there any more.
 const STATES: [&str; 4] = ["ONLINE", "DEGRADED", "FAULTED", "REMOVED"];
 const ONLINE: u8 = 0;
 const DEGRADED: u8 = 1;
@@ -199,7 +198,7 @@ fn nanoseconds(since: Instant) -> u64 {
 }
 
 impl Counted {
-    /// Begins to count.
+    /// Wraps a device with zeroed counters.
     #[must_use]
     pub fn new(device: Arc<dyn Device>, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
         let tally = Tally::new(device.name(), failing, watch);
@@ -208,15 +207,15 @@ impl Counted {
 }
 
 impl CountedBucket {
-    /// Begins to count.
+    /// Wraps a bucket with zeroed counters.
     #[must_use]
     pub fn new(bucket: Arc<dyn Bucket>, failing: Arc<Failing>, watch: Arc<Watch>) -> Self {
         let tally = Tally::new(bucket.name(), failing, watch);
         Self { bucket, tally, away: AtomicBool::new(false) }
     }
 
-    /// Asks the bucket. Each request takes its time to fail: where the pool is about to be let go, no
-    /// other one is made after that.
+    /// Makes a request to the bucket. Each request takes its time to fail: while the pool is being
+    /// released, no further one is made after a failure.
     fn ask<T>(&self, request: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         if self.away.load(Ordering::Relaxed) && self.tally.failing.is_given_up() {
             return Err(io::Error::new(io::ErrorKind::NotConnected, "the pool is being let go without its store"));
@@ -233,19 +232,19 @@ impl Tally {
         Self { name, counters: Counters::default(), failing, watch, state }
     }
 
-    /// What it is called.
+    /// Name of the device or bucket.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The state that its errors speak of, in the words of ZFS.
+    /// Health state by its errors so far, in the words of ZFS.
     #[must_use]
     pub fn state(&self) -> &'static str {
         STATES.get(usize::from(self.state.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
 
-    /// It is worse than was known: that is told once, until its errors are forgotten.
+    /// Raises the state to a worse one, and reports that once, until its errors are cleared.
     fn is_worse(&self, state: u8, why: &str) {
         if self.state.fetch_max(state, Ordering::Relaxed) >= state {
             return;
@@ -257,7 +256,7 @@ impl Tally {
         self.watch.note("resource.fs.zfs.statechange", details.to_vec());
     }
 
-    /// What was counted so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -277,7 +276,7 @@ impl Tally {
         }
     }
 
-    /// How requests were spread so far.
+    /// Returns the distribution of requests.
     #[must_use]
     pub fn spread(&self) -> Spread {
         let of = |counters: &[AtomicU64]| counters.iter().map(|counter| counter.load(Ordering::Relaxed)).collect();
@@ -290,8 +289,7 @@ impl Tally {
         }
     }
 
-    /// Does something with the device, and notes its time and its size; answers the time,
-    /// nanoseconds.
+    /// Runs a request to the device, and counts its time and size; returns its result and the time, nanoseconds.
     fn timed<R>(&self, request: DeviceRequest, length: u64, work: impl FnOnce() -> R) -> (R, u64) {
         let [read, write, sync, trim] = &self.counters.spread;
         let kept = match request {
@@ -330,7 +328,7 @@ impl Tally {
         written
     }
 
-    /// A frame on it was not what was written.
+    /// Counts a damaged frame on it.
     pub fn found_damage(&self) {
         add(&self.counters.checksum_errors, 1);
         self.is_worse(DEGRADED, "it holds something else than was written");
@@ -398,7 +396,7 @@ impl Device for Counted {
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         let (told, _) = self.timed(DeviceRequest::Trim, length, || self.device.discard(offset, length));
-        // What it does not take back is no loss.
+        // A discard that fails loses nothing.
         self.failing(&self.counters.write_errors, ONLINE, told)
     }
 
@@ -472,7 +470,7 @@ impl Bucket for CountedBucket {
     }
 
     fn put_if(&self, key: &str, body: &[u8], tag: &ObjectTag) -> io::Result<bool> {
-        // Nobody waits for it: what cannot be mended now is mended later.
+        // Not retried by `failmode`: a repair that fails now is repeated later.
         let (put, _) =
             self.timed(DeviceRequest::Write, body.len() as u64, || self.ask(|| self.bucket.put_if(key, body, tag)));
         put
@@ -501,7 +499,7 @@ impl Bucket for CountedBucket {
     }
 
     fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
-        // Whoever writes may have to know what is there first.
+        // A writer may have to know first which objects exist.
         let mut found = Vec::new();
         self.failing.write(&self.name, || {
             self.tally.reading(0, || self.ask(|| self.bucket.list(prefix, after)).map(|got| found = got))
@@ -535,7 +533,7 @@ impl Bucket for CountedBucket {
     }
 
     fn delete(&self, key: &str) -> io::Result<()> {
-        // What is not removed now is removed later.
+        // An object that cannot be deleted now is deleted later.
         let (removed, _) = self.timed(DeviceRequest::Trim, 0, || self.ask(|| self.bucket.delete(key)));
         self.failing(&self.counters.write_errors, ONLINE, removed)
     }

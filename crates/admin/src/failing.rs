@@ -1,10 +1,11 @@
-//! What becomes of a write that a device refuses: the pool's property `failmode`. Whoever goes on after a process
-//! that has died waits for a store whatever that says, also with reads, until the pool is imported.
+//! Handling of writes that a device refuses: the pool's property `failmode`. A process that takes
+//! over from a crashed one waits for a store whatever the property's value, also with reads, until
+//! the pool is imported.
 //!
-//! Used by the devices of an imported pool ([`crate::counted`]). Invariants: a write is tried again
-//! only as a whole, with the same bytes at the same place, and nothing later is written before by
-//! whoever waits; what could not be made durable (a failed sync) is never tried again, because the
-//! system may have forgotten it.
+//! Used by the devices of an imported pool ([`crate::counted`]). Invariants: a write is retried
+//! only as a whole, with the same bytes at the same address, and its caller, who is blocked, writes
+//! nothing later before; a failed sync is never retried, because the system may have dropped the
+//! data.
 
 use std::io;
 use std::sync::OnceLock;
@@ -15,7 +16,7 @@ use nacre_pool::engine::Stuck;
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Signal, getpid, kill_process};
 
-/// How long to wait before a write is tried again by itself.
+/// Time between two attempts of a write.
 const AGAIN: Duration = Duration::from_secs(1);
 
 const CONTINUE: u8 = 0;
@@ -25,7 +26,7 @@ const PANIC: u8 = 2;
 /// Shows a line to people.
 pub type ShowLine = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Who is told why the process ends.
+/// Receiver of the reason for which the process ends, or of progress lines.
 struct Ending(ShowLine);
 
 impl std::fmt::Debug for Ending {
@@ -34,17 +35,17 @@ impl std::fmt::Debug for Ending {
     }
 }
 
-/// The mode, and who waits by it.
+/// The mode, and the writes that wait by it.
 #[derive(Debug, Default)]
 pub struct Failing {
     mode: AtomicU8,
-    /// The pool can do without a device.
+    /// The pool survives the loss of a device.
     redundant: AtomicBool,
-    /// Whoever asks waits, whatever the mode.
+    /// All requests wait, whatever the mode.
     patient: AtomicBool,
-    /// Told why, before the process ends by the mode.
+    /// Called with the reason before the process ends by the mode.
     ending: OnceLock<Ending>,
-    /// Shows the progress of what takes long while the pool is being imported.
+    /// Shows the progress of long steps while the pool is being imported.
     progress: Mutex<Option<Ending>>,
     state: Mutex<FailingState>,
     changed: Condvar,
@@ -52,16 +53,16 @@ pub struct Failing {
 
 #[derive(Debug, Default)]
 struct FailingState {
-    /// How many writes wait.
+    /// Number of waiting writes.
     waiting: usize,
-    /// What the last of them was told.
+    /// Error of the last attempt of one of them.
     why: String,
-    /// Nobody waits any more: the pool is about to be let go.
+    /// No request waits any more: the pool is about to be released.
     given_up: bool,
 }
 
 impl Failing {
-    /// Takes the value of the property.
+    /// Sets the mode from the value of the property.
     pub fn set(&self, value: &str) {
         let mode = match value {
             "wait" => WAIT,
@@ -72,13 +73,13 @@ impl Failing {
         self.try_again();
     }
 
-    /// Has somebody told why the process ends by the mode, just before it does.
+    /// Sets the function that gets the reason just before the process ends by the mode.
     pub fn before_end(&self, told: impl Fn(&str) + Send + Sync + 'static) {
-        // There is one process, which asks once.
+        // There is one process, which sets it once.
         let _ = self.ending.set(Ending(Box::new(told)));
     }
 
-    /// Has the progress of what takes long shown, or no longer.
+    /// Sets or removes the function that shows progress lines.
     pub fn show_progress(&self, show: Option<ShowLine>) {
         *self.progress.lock() = show.map(Ending);
     }
@@ -90,19 +91,19 @@ impl Failing {
         }
     }
 
-    /// What writes wait for at this moment, if any do.
+    /// Error that blocked writes currently wait for, if any do.
     #[must_use]
     pub fn waiting(&self) -> Option<String> {
         let state = self.state.lock();
         (state.waiting > 0).then(|| state.why.clone())
     }
 
-    /// Whether everybody waits, whatever the mode, also who reads from a store.
+    /// Sets whether all requests wait, whatever the mode, also reads from a store.
     pub fn be_patient(&self, patient: bool) {
         self.patient.store(patient, Ordering::Relaxed);
     }
 
-    /// Reads from a store; waits where everybody does.
+    /// Reads from a store; retries if all requests have to wait.
     pub(crate) fn read<T>(&self, store: &str, mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         match read() {
             Err(error) if self.patient.load(Ordering::Relaxed) => self.again(("reading", store), error, read),
@@ -110,23 +111,23 @@ impl Failing {
         }
     }
 
-    /// Whoever waits tries again at once.
+    /// Wakes blocked requests for an attempt at once.
     pub fn try_again(&self) {
         self.changed.notify_all();
     }
 
-    /// Whoever waits fails, now and from now on.
+    /// Fails blocked requests, and later ones that would wait.
     pub fn give_up(&self) {
         self.state.lock().given_up = true;
         self.changed.notify_all();
     }
 
-    /// Whether the pool is about to be let go.
+    /// Whether the pool is about to be released.
     pub fn is_given_up(&self) -> bool {
         self.state.lock().given_up
     }
 
-    /// Writes, by the mode.
+    /// Writes; a failed write is handled by the mode.
     pub(crate) fn write(&self, device: &str, mut write: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         let Err(error) = write() else { return Ok(()) };
         if self.redundant.load(Ordering::Relaxed) {
@@ -135,7 +136,7 @@ impl Failing {
         self.write_again(device, error, write)
     }
 
-    /// A write has failed that cannot be done without: by the mode it is tried again.
+    /// Handles a failed write that redundancy cannot replace: the mode decides whether it is retried.
     pub(crate) fn write_again<E: std::fmt::Display>(
         &self,
         device: &str,
@@ -182,12 +183,12 @@ impl Failing {
         done
     }
 
-    /// The pool can do without a device: nobody waits for one, and nothing ends for it.
+    /// The pool survives the loss of a device: nothing waits for one, and the process does not end for it.
     pub(crate) fn set_redundant(&self) {
         self.redundant.store(true, Ordering::Relaxed);
     }
 
-    /// Something else than a write has failed for good.
+    /// Handles the final failure of a request that is not retried (a sync).
     pub(crate) fn failed(&self, device: &str, error: &io::Error) {
         if self.redundant.load(Ordering::Relaxed) {
             return;
@@ -195,13 +196,13 @@ impl Failing {
         self.end_by(device, error);
     }
 
-    /// What becomes of a pool of which operations do not end, by the mode.
+    /// Decides by the mode about a pool whose operations do not end.
     pub(crate) fn stuck(&self, why: &str) -> Stuck {
         self.end("a commit of the pool", why);
         if self.mode.load(Ordering::Relaxed) == WAIT { Stuck::Wait } else { Stuck::Suspend }
     }
 
-    /// With `panic`, the process ends as by a crash: what was durable is there at the next import.
+    /// With `panic`, ends the process as by a crash: what was durable is there at the next import.
     pub(crate) fn end_by(&self, device: &str, error: &impl std::fmt::Display) {
         self.end(device, &error.to_string());
     }

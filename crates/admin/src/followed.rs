@@ -1,10 +1,10 @@
-//! How far a pool is that follows a writer elsewhere: noted by `fs/newer_state.rs`, shown among the figures.
+//! Position of a pool that follows a writer on another machine: set by `fs/newer_state.rs`, shown among the figures.
 
-/// See the file's head.
+/// Position of a following pool; see the file's head.
 #[derive(Debug)]
 pub(crate) struct Followed {
-    /// The generation that its file systems are of.
+    /// The generation of its file systems' state.
     pub(crate) generation: u64,
-    /// Why it could not go on the last time.
+    /// Error of the last attempt to move to a newer state.
     pub(crate) error: Option<String>,
 }

@@ -1,11 +1,11 @@
-//! Verbs on datasets: what `nacre fs` (called as `zfs`: `zfs`) means.
+//! Verbs on datasets: `nacre fs` (called as `zfs`: `zfs`).
 //!
 //! Called by the process that owns the pool, one request after the other or at once: each verb
-//! looks at the whole pool first, refuses what cannot be, and only then changes something. Where
-//! and how it looks is in the command. The words are ZFS'.
+//! checks its request against the whole pool first, refuses what is impossible, and only then
+//! changes anything. Output is formatted by the command. The words are ZFS'.
 //!
 //! ```text
-//!  objects      what there is: names, stored and inherited values, mount points
+//!  objects      lookup of objects: names, stored and inherited values, mount points
 //!  list values  list, get: which objects, which values          space      userspace, groupspace
 //!  making       create, clone, snapshot, bookmark               diff       diff
 //!  destroying   destroy                                         holds      hold, release, holds
@@ -14,9 +14,9 @@
 //!  renaming     rename, promote
 //!  setting      set, inherit                                    schedule   snapshot by a schedule
 //!  sending      send                                            receiving  receive
-//!  following    receive: new names, and what is gone, of a difference of everything
-//!  newer_state  a pool that another machine writes to goes on to what that one has committed
-//!  moves        what a change of names and properties means for mounts
+//!  following    receive -R: renamed and destroyed snapshots and datasets of an incremental stream
+//!  newer_state  a read-only pool moves to the state that the writing machine has committed
+//!  moves        effect of changed names and properties on mounts
 //! ```
 
 mod destroying;
@@ -63,103 +63,103 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
-/// What can be asked.
+/// A request on datasets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FsRequest {
-    /// Objects with their properties.
+    /// Lists objects with their properties.
     List(Listing),
-    /// A new file system, or a clone.
+    /// Creates a file system, or a clone.
     Create(ToCreate),
-    /// The end of something.
+    /// Destroys an object.
     Destroy(ToDestroy),
-    /// Other properties.
+    /// Sets or inherits properties.
     Set(ToSet),
-    /// What is mounted.
+    /// Lists the mounts.
     Mounted,
-    /// Mounts.
+    /// Mounts file systems.
     Mount(ToMount),
-    /// The end of mounts; with `force` even of those in use.
+    /// Unmounts file systems; with `force` even those in use.
     Unmount {
-        /// Which.
+        /// The file systems.
         what: ToUnmount,
-        /// Even in use.
+        /// Even those in use.
         force: bool,
     },
-    /// Mounts are shared as their properties say: this one, or all.
+    /// Shares mounts as their properties say: this one, or all.
     Share(Option<String>),
-    /// They are shared no more.
+    /// Ends the sharing of mounts.
     Unshare(ToUnmount),
-    /// Snapshots.
+    /// Makes snapshots.
     Snapshot(ToSnapshot),
-    /// Snapshots by a schedule.
+    /// Makes and destroys snapshots by a schedule.
     Schedule(ToSchedule),
-    /// Back to a snapshot.
+    /// Rolls a file system back to a snapshot.
     RollBack(ToRollBack),
-    /// A clone that is no clone any more: this file system.
+    /// Promotes this clone.
     Promote(String),
-    /// Another name.
+    /// Renames an object.
     Rename(ToRename),
-    /// A bookmark.
+    /// Makes a bookmark.
     Bookmark {
-        /// Of this snapshot or bookmark.
+        /// The snapshot or bookmark to bookmark.
         of: String,
-        /// Its name.
+        /// Name of the new bookmark.
         name: String,
     },
-    /// Holds set or released.
+    /// Sets or releases holds.
     Hold(ToHold),
-    /// The holds of snapshots.
+    /// Lists the holds of snapshots.
     Holds {
-        /// Of these.
+        /// The snapshots.
         snapshots: Vec<String>,
-        /// And of the same names below.
+        /// Also snapshots of the same names of descendants.
         recursive: bool,
     },
-    /// What has changed from a snapshot to another, or to now. Each [`Difference`] comes as a note,
-    /// in JSON.
+    /// Lists the differences between a snapshot and a later one, or the live file system. Each
+    /// [`Difference`] is sent as a note, in JSON.
     Diff {
-        /// The snapshot.
+        /// The earlier snapshot.
         from: String,
-        /// The later one, or a file system; `None`: that of the snapshot.
+        /// The later one, or a file system; `None`: the file system of the snapshot.
         to: Option<String>,
     },
-    /// What owners use of a file system or snapshot.
+    /// Lists space by owner of a file system or snapshot.
     Owners(String),
-    /// A stream of snapshots, given as it is made.
+    /// Sends a stream of snapshots, while it is made.
     Send(ToSendStream),
-    /// A stream of snapshots is taken.
+    /// Receives a stream of snapshots.
     Receive(ToReceive),
-    /// The end of what is half received of a file system.
+    /// Discards a partially received state of a file system.
     AbortReceive(String),
 }
 
-/// What is answered.
+/// Answer to an [`FsRequest`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FsAnswer {
-    /// Done, but for what these sentences say.
+    /// Done; the sentences are warnings about parts that failed.
     Done(Vec<String>),
     /// Objects.
     Listed(Vec<ListedObject>),
-    /// What is mounted.
+    /// The mounts.
     Mounted(Vec<MountedAt>),
-    /// What went.
+    /// The destroyed objects.
     Destroyed(Destroyed),
     /// Holds.
     Holds(Vec<Hold>),
-    /// What a schedule did.
+    /// Result of a schedule.
     Scheduled(Scheduled),
-    /// Owners.
+    /// Space by owner.
     Owners(Vec<OwnerSpace>),
-    /// What was sent.
+    /// Summary of a sent stream.
     Sent(SentStream),
-    /// What was received.
+    /// Summary of a received stream.
     Received(ReceivedStream),
 }
 
 impl FsRequest {
-    /// Whether it changes the pool: such commands are in its history.
+    /// Whether it changes the pool: then it is entered in the pool's history.
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
@@ -183,7 +183,7 @@ impl FsRequest {
         }
     }
 
-    /// Whether nothing else that changes names, properties or mounts may happen meanwhile.
+    /// Whether it excludes other requests that change names, properties or mounts.
     #[must_use]
     pub fn alone(&self) -> bool {
         // A stream takes its time; what it changes in the end is the engine's one commit.

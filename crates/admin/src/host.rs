@@ -1,8 +1,7 @@
-//! The machine that imports a pool: a number and a name, which go to the labels so that another
-//! machine asks before it takes the pool.
+//! Identity of the machine that imports a pool: a number (the host id) and a name, which go to the
+//! labels so that another machine asks before it imports the pool.
 
-/// This machine: its number (of its identity in `/etc/machine-id`, or else of its name) and its
-/// name.
+/// Returns this machine's number (a hash of `/etc/machine-id`, or else of its name) and its name.
 #[must_use]
 pub fn this() -> (u64, String) {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();

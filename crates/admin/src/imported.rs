@@ -1,8 +1,7 @@
-//! An imported pool: the engine, the store and the devices below it, and what belongs to this
-//! import alone.
+//! An imported pool: the engine, the store and the devices below it, and the state of this import.
 //!
 //! Made by the process that owns the pool, and by tests over simulated devices. Invariants: while
-//! it lives, nobody else writes to the devices; its engine runs by itself (commits, cleaning) from
+//! it lives, nothing else writes to the devices; its engine runs by itself (commits, cleaning) from
 //! the import to the export, unless the pool is read-only.
 
 use std::path::PathBuf;
@@ -33,7 +32,7 @@ use crate::reading::{self, Reading};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
 
-/// What an import stands on, besides its devices.
+/// Parameters of an import, besides its devices.
 #[derive(Clone)]
 pub struct Opening {
     /// The machine: a number and a name.
@@ -42,23 +41,22 @@ pub struct Opening {
     pub entropy: Entropy,
     /// The limit of the cache, bytes.
     pub cache: u64,
-    /// All mount points lie below it.
+    /// Directory below which all mount points lie (`altroot`).
     pub altroot: Option<PathBuf>,
-    /// Of a bucket whose newest state is older than one that this machine has seen, that state is taken.
+    /// Accepts a bucket whose newest state is older than one that this machine has seen.
     pub accepts_older: bool,
-    /// The pool's name as long as this import lasts; on its labels it keeps the one it has.
+    /// The pool's name for this import only; the labels keep the name that they have.
     pub alias: Option<String>,
-    /// The directory in which the pool's own file system is mounted under its name when its
-    /// property does not say: `/`, or a user's home.
+    /// Directory in which the pool's own file system is mounted under its name when `mountpoint` is
+    /// not set: `/`, or a user's home.
     pub home: PathBuf,
-    /// The directory for what must survive a reboot; none where there can be none.
+    /// Directory for state that must survive a reboot; none where there can be none.
     pub state: Option<PathBuf>,
-    /// What is to outlive this process; with what one that has died left, the import goes on from there.
+    /// The replay journal, which survives this process; if a crashed process has filled it, the import replays it.
     pub kept: Option<Arc<KeptLog>>,
-    /// The number by which a process that has died wrote to a store ([`Imported::writer`]), where this one goes
-    /// on after it.
+    /// Writer number of a crashed process ([`Imported::writer`]), if this one takes over its pool in a store.
     pub after: Option<u64>,
-    /// What becomes of writes that a device refuses.
+    /// Handling of writes that a device refuses.
     pub failing: Arc<Failing>,
 }
 
@@ -69,12 +67,12 @@ impl std::fmt::Debug for Opening {
 }
 
 const FAILMODE: &str = "failmode";
-/// The name under which damage is kept among the pool's properties; it is none of them.
+/// Name under which damage is stored among the pool's properties; it is not a property itself.
 const DAMAGE: &str = "damage";
-/// The longest text of it, bytes: a row of the catalog has no room for more.
+/// Maximum length of that text, bytes: a row of the catalog has no room for more.
 const DAMAGE_MOST: usize = 7000;
 
-/// So long a question waits for a commit to a store.
+/// Time that a query waits for a commit to a store.
 const ANSWER: Duration = Duration::from_millis(300);
 
 /// An imported pool.
@@ -83,41 +81,41 @@ pub struct Imported {
     pub pool: Arc<Pool>,
     /// The store below it.
     pub store: Arc<Store>,
-    /// The devices, in their order; none where it lies in a bucket.
+    /// The devices, in the pool's order; none where it lies in a bucket.
     pub devices: Arc<RwLock<Vec<Arc<Counted>>>>,
     /// The bucket that it lies in, if it does.
     pub bucket: Option<Arc<CountedBucket>>,
-    /// What is kept of that on this machine.
+    /// This machine's cache of the bucket's content.
     pub cached: Option<Arc<Cached>>,
-    /// The whole address of that.
+    /// The whole address of the bucket.
     address: Option<String>,
-    /// The same bucket as the engine has it.
+    /// The bucket as the engine's backend.
     objects: Option<Arc<Objects>>,
-    /// What becomes of writes that they refuse.
+    /// Handling of writes that the devices or the bucket refuse.
     pub failing: Arc<Failing>,
-    /// What happens to it.
+    /// Events and damage.
     pub watch: Arc<Watch>,
-    /// The verification that runs, or ran.
+    /// The scrub that runs, or the last one.
     pub scrub: Arc<Scrub>,
-    /// What makes devices whole that come back.
+    /// The job that resilvers devices that come back.
     pub resilver: Arc<Resilver>,
-    /// What moves segments when the pool changes its shape.
+    /// The job that moves segments for a topology change.
     pub reshape: Arc<Reshape>,
-    /// What commands read for long.
+    /// Objects that long-running commands read.
     pub(crate) reading: Reading,
-    /// What devices are told of free room.
+    /// The job that trims devices.
     pub trim: Arc<Trim>,
     /// When it was imported, seconds since 1970.
     pub since: u64,
-    /// Nothing is written to it.
+    /// Whether nothing is written to it.
     pub read_only: bool,
-    /// How far it is, where it follows a writer.
+    /// Its position, where it follows a writer.
     pub(crate) following: Mutex<Followed>,
-    /// What it stands on.
+    /// Parameters of the import.
     pub opening: Opening,
     /// Its name, as long as it is imported.
     name: String,
-    /// The figures that were told last: while writes wait, no others can be had.
+    /// The figures of the last answer: while writes wait, no others can be had.
     pub(crate) last: Mutex<Option<Figures>>,
     /// The engine's threads; `None` while it does not run.
     committer: Mutex<Option<Committer>>,
@@ -129,8 +127,9 @@ impl std::fmt::Debug for Imported {
     }
 }
 
-/// What an import says that finds something damaged behind the root record, where it has read the catalog alone.
-/// Objects of a bucket can be gone or cut short.
+/// Explains an error of an import that finds damage behind the root record (like an uberblock),
+/// after it has read the catalog (like ZFS' MOS) alone. Objects of a bucket can be gone or cut
+/// short.
 fn of_catalog(error: PoolError) -> Refusal {
     let is_lost = error.is_of_content();
     let refusal = Refusal::from(error);
@@ -143,8 +142,8 @@ fn of_catalog(error: PoolError) -> Refusal {
     }
 }
 
-/// Root directories of new file systems belong to whoever owns the pool: an ordinary user must be
-/// able to write to them.
+/// Owner of the root directories of new file systems: the user who owns the pool, because an
+/// ordinary user must be able to write to them.
 fn owner() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
@@ -160,7 +159,7 @@ fn config(store: &Arc<Store>, opening: &Opening, logged: bool) -> Result<PoolCon
     })
 }
 
-/// Has devices that their groups cannot do without be waited for by the mode.
+/// Has `failmode` handle failures of devices that their groups cannot do without.
 fn heed_needed(store: &Store, failing: &Arc<Failing>) {
     let (Some(disks), failing) = (store.on_devices(), Arc::clone(failing)) else { return };
     disks.on_needed_failure(move |device, error, again| match again {
@@ -177,8 +176,8 @@ fn counted(devices: Vec<Arc<dyn Device>>, failing: &Arc<Failing>, watch: &Arc<Wa
     devices.into_iter().map(counted).collect()
 }
 
-/// The devices in the pool's order, with one that stands for each that is not there. What was given
-/// and is none of the pool's is closed.
+/// Returns the devices in the pool's order, with a placeholder for each missing one. A given device
+/// that is not part of the pool is closed.
 fn in_order(store: &Store, given: Vec<Arc<Counted>>, failing: &Arc<Failing>, watch: &Arc<Watch>) -> Vec<Arc<Counted>> {
     let Some(disks) = store.on_devices() else { return given };
     let counted = |device: Arc<dyn Device>| {
@@ -189,7 +188,7 @@ fn in_order(store: &Store, given: Vec<Arc<Counted>>, failing: &Arc<Failing>, wat
     disks.devices().into_iter().map(counted).collect()
 }
 
-/// The devices of an import are those that the store has now, in its order; these may be among them.
+/// Sets the devices of an import to the store's current ones, in its order; `new` may be among them.
 pub(crate) fn take_up(
     store: &Store,
     devices: &RwLock<Vec<Arc<Counted>>>,
@@ -206,7 +205,7 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
     devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
 }
 
-/// What an import lies on, and what belongs to that.
+/// The devices or the bucket of an import, with their counters and caches.
 #[derive(Default)]
 struct Below {
     devices: Vec<Arc<Counted>>,
@@ -221,7 +220,7 @@ struct Below {
 }
 
 impl Below {
-    /// Has the pool of this number lie in a bucket.
+    /// Sets up the backend of the pool of this number in a bucket.
     fn backend(
         &mut self,
         (bucket, address): (Arc<dyn Bucket>, String),
@@ -261,7 +260,7 @@ impl Below {
 }
 
 impl Below {
-    /// What the pool of this identity lies on.
+    /// Sets up the backend of the pool of this identity in a bucket.
     fn in_bucket(
         at: (Arc<dyn Bucket>, String),
         identity: &Identity,
@@ -277,13 +276,14 @@ impl Below {
     }
 }
 
-/// The length of segments in buckets, bytes.
+/// Size of segments in buckets, bytes.
 const IN_BUCKET_SEGMENT: u64 = 8 << 20;
-/// So often the process before this one can have been late: it had one commit under way, and lists show it.
+/// Maximum number of attempts to take over from a crashed process whose commit arrives late: it had
+/// one commit in flight, and lists show it.
 const LATE_MOST: usize = 8;
-/// So often a pool in a bucket is read before it is taken over, where its writer still commits.
+/// Maximum number of reads of a pool in a bucket before it is taken over, where its writer still commits.
 const READ_FIRST_MOST: usize = 4;
-/// What a pool in a bucket may take where nothing is said, bytes.
+/// Default capacity of a pool in a bucket, bytes.
 const IN_BUCKET: u64 = 1 << 50;
 
 fn new_pool(name: &str, opening: &Opening, redundant_metadata: bool) -> NewPool {
@@ -291,7 +291,7 @@ fn new_pool(name: &str, opening: &Opening, redundant_metadata: bool) -> NewPool 
     NewPool { name: name.to_owned(), guid, host, time: now(), redundant_metadata }
 }
 
-/// The properties that a new pool's own file system is made with.
+/// Properties with which a new pool's own file system is created.
 fn first_properties(name: &str, root: &[(String, String)]) -> Result<Vec<(String, String)>, Refusal> {
     let for_good: Vec<(String, String)> = root.iter().filter(|(name, _)| spelling::is_one(name)).cloned().collect();
     spelling::check(&for_good)
@@ -302,13 +302,13 @@ fn first_properties(name: &str, root: &[(String, String)]) -> Result<Vec<(String
 }
 
 impl Imported {
-    /// Makes a pool, of the devices alone or of groups of them, one after the other; what was on the
-    /// devices is lost. Of the properties of its own file system
-    /// those take effect that are for good (which names are the same), and those of new pools that
-    /// are not given; [`Self::set_up`] sets the others.
+    /// Makes a pool of these devices, as single devices or in groups, in their order; their former
+    /// content is lost. Of `root`, the properties of the pool's own file system, only those that
+    /// cannot change later (name matching) are set here, and the defaults of new pools that are not
+    /// given; [`Self::set_up`] sets the others.
     ///
     /// # Errors
-    /// Those of the engine: devices that are too short, that fail.
+    /// Errors of the engine: devices that are too short, that fail.
     pub fn create(
         devices: Vec<Arc<dyn Device>>,
         groups: &[NewGroup],
@@ -331,10 +331,10 @@ impl Imported {
         Self::begin(store, below, name, &first, opening)
     }
 
-    /// Makes a pool in a bucket, that may take as much as `size`, bytes; as [`Self::create`] otherwise.
+    /// Makes a pool in a bucket, with a capacity of `size` bytes; otherwise as [`Self::create`].
     ///
     /// # Errors
-    /// Those of the engine; a bucket with a pool in it, or one that cannot have one.
+    /// Errors of the engine; a bucket with a pool in it, or one that cannot have one.
     pub fn create_in(
         (bucket, address): (Arc<dyn Bucket>, String),
         size: Option<u64>,
@@ -353,7 +353,7 @@ impl Imported {
         Self::begin(store, below, name, &first, opening)
     }
 
-    /// What follows the making of a store.
+    /// Starts the engine of a new store.
     fn begin(
         store: Store,
         below: Below,
@@ -374,7 +374,7 @@ impl Imported {
     /// Imports the pool on these devices, or in this bucket; `name` is a new name for it.
     ///
     /// # Errors
-    /// Those of the engine: devices that are missing, damaged, of a newer format.
+    /// Errors of the engine: devices that are missing, damaged, of a newer format.
     pub fn open(
         opened: impl Into<Opened>,
         access: Access,
@@ -392,8 +392,9 @@ impl Imported {
         Self::take_up(store, root, below, &import, opening)
     }
 
-    /// The pool in a bucket. It is taken over when its catalog was read, so that an import that is refused leaves it
-    /// as it was. If its writer has committed meanwhile, all is read again; the last time it is taken over unread.
+    /// Opens the pool in a bucket. It is taken over after its catalog was read, so that a refused
+    /// import leaves it as it was. If its writer has committed meanwhile, everything is read again;
+    /// the last attempt takes it over unread.
     fn open_bucket(
         (bucket, address): (Arc<dyn Bucket>, String),
         import: &Import,
@@ -405,7 +406,7 @@ impl Imported {
             tries += 1;
             let identity = in_bucket::find(&*bucket)?.ok_or_else(|| in_bucket::no_pool(&*bucket))?;
             let is_destroyed = identity.state == PoolState::Destroyed;
-            // One that was destroyed before can be wanted back.
+            // A pool that was destroyed at the first attempt already can be wanted back.
             if tries > 1 && is_destroyed && !was_destroyed {
                 return Err(in_bucket::destroyed(&*bucket));
             }
@@ -431,8 +432,9 @@ impl Imported {
         }
     }
 
-    /// The pool of a process that has died, in a store, which is waited for. What that one had under way may
-    /// still arrive, until a root of ours is there: then what was read before is old.
+    /// Opens the pool of a crashed process in a store, and waits for the store. Requests of that
+    /// process may still arrive until this one has written a root: then the state that was read
+    /// before is stale, and is read again.
     fn open_left(
         (bucket, address): (Arc<dyn Bucket>, String),
         import: &Import,
@@ -497,7 +499,7 @@ impl Imported {
         let imported = Self::running(Arc::new(pool), store, below, read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
-        // A device may have failed while what a dead process had kept was replayed: the next import does this.
+        // A device may have failed while the replay journal was replayed: the next import does this then.
         if !read_only && imported.store.suspended().is_none() {
             imported.expand_by_itself()?;
             imported.resilver.begin()?;
@@ -538,7 +540,7 @@ impl Imported {
         });
         let (asked, known, of_bucket) = (Arc::clone(&failing), Arc::clone(&devices), bucket.clone());
         pool.when_stuck(move |why| {
-            // Who waits for a device is answered by it, or by what `failmode` makes of that.
+            // A thread that waits for a device is answered by it, or by `failmode`.
             let is_busy = |tally: &Tally| tally.spread().active.iter().any(|active| *active > 0);
             let busy =
                 known.read().iter().any(|device| is_busy(device)) || of_bucket.as_deref().is_some_and(|of| is_busy(of));
@@ -583,7 +585,7 @@ impl Imported {
         })
     }
 
-    /// What is stored of the pool's properties takes effect.
+    /// Applies the stored properties of the pool.
     pub(crate) fn apply_properties(&self) -> Result<(), Refusal> {
         let all = self.pool.pool_properties()?;
         if !self.read_only {
@@ -607,7 +609,7 @@ impl Imported {
         Ok(())
     }
 
-    /// A property of the pool has this value from now on.
+    /// Applies a value of a property of the pool.
     pub(crate) fn apply_property(&self, name: &str, value: &str) {
         match name {
             "autotrim" => self.store.set_autotrim(value == "on"),
@@ -616,7 +618,7 @@ impl Imported {
         }
     }
 
-    /// What makes an fsync durable from the import on, before anybody can call one.
+    /// Sets where a pool in a bucket logs for fsync, at the import, before the first fsync.
     fn begin_log(&self, value: Option<&str>) -> Result<(), PoolError> {
         let Some(objects) = &self.objects else { return Ok(()) };
         let value = value.unwrap_or(in_bucket::LOCAL);
@@ -636,8 +638,8 @@ impl Imported {
         Ok(())
     }
 
-    /// What makes an fsync durable from now on. Nothing is logged while a commit makes durable what the
-    /// log before has: one log alone goes on from each root.
+    /// Changes where a pool in a bucket logs for fsync. Nothing is logged while a commit makes the
+    /// content of the previous log durable: only one log continues from each root.
     pub(crate) fn change_log(&self, value: &str) -> Result<(), Refusal> {
         let Some(objects) = &self.objects else { return Ok(()) };
         let local = value == in_bucket::LOCAL;
@@ -653,17 +655,17 @@ impl Imported {
         Ok(())
     }
 
-    /// Logs on this machine that were not replayed, since they do not go with what is in the store.
+    /// Logs on this machine that were not replayed, since they do not match the state in the store.
     #[must_use]
     pub fn logs_aside(&self) -> Vec<PathBuf> {
         self.objects.as_ref().map_or_else(Vec::new, |objects| objects.logs_aside())
     }
 
-    /// Takes the room that devices have got since they became part of the pool: answers their
-    /// paths.
+    /// Uses the space by which devices have grown since they became part of the pool; returns the
+    /// paths of these devices.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn expand(&self) -> Result<Vec<String>, PoolError> {
         let grown = self.store.expand(now())?;
         if !grown.is_empty() {
@@ -678,7 +680,7 @@ impl Imported {
         Ok(paths)
     }
 
-    /// Does so without being asked, where the pool's property says so.
+    /// Expands the pool if its property `autoexpand` is on.
     fn expand_by_itself(&self) -> Result<(), Refusal> {
         let wanted = self.pool.pool_properties()?.iter().any(|(name, value)| name == "autoexpand" && value == "on");
         if wanted {
@@ -692,12 +694,12 @@ impl Imported {
         Ok(())
     }
 
-    /// Sets properties of the pool's own file system and of the pool, as it was made or imported
-    /// with. Those of the pool are canonical; those of the file system that are for good it has
-    /// already.
+    /// Sets properties of the pool's own file system and of the pool, as given at its creation or
+    /// import. Values of the pool's properties are canonical; properties of the file system that
+    /// cannot change later were set at its creation.
     ///
     /// # Errors
-    /// What is not accepted.
+    /// A value that is not accepted.
     pub fn set_up(&self, root: &[(String, String)], pool: &[(String, String)]) -> Result<(), Refusal> {
         let doing = || format!("cannot set properties of '{}'", self.name());
         if !root.is_empty() {
@@ -726,7 +728,7 @@ impl Imported {
         Ok(())
     }
 
-    /// The label, or this import, has the pool's name; its root dataset follows, also where an
+    /// Gives the root dataset the name of the pool on its label or in this import, also where an
     /// import with a new name was cut short or the last one had a name of its own.
     pub(crate) fn take_name(&self) -> Result<(), Refusal> {
         let name = self.name();
@@ -739,14 +741,14 @@ impl Imported {
         Ok(self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &name))?)
     }
 
-    /// Whether it goes on to what another machine commits.
+    /// Whether it follows the commits of another machine.
     #[must_use]
     pub fn follows(&self) -> bool {
         self.read_only && self.bucket.is_some()
     }
 
-    /// Why nothing is accepted any more, if so: a device failed, or the engine did; or what writes
-    /// wait for.
+    /// Why nothing is accepted any more, if so: a device failed, or the engine did; or the error
+    /// for which writes wait.
     #[must_use]
     pub fn suspended(&self) -> Option<String> {
         if let Some(why) = self.failing.waiting() {
@@ -755,7 +757,7 @@ impl Imported {
         self.pool.suspended().map(|error| error.to_string()).or_else(|| self.store.suspended().map(ToOwned::to_owned))
     }
 
-    /// The pool is about to be let go: nobody waits for a device or a store that does not answer.
+    /// Prepares the release of the pool: nothing waits any longer for a device or a store that does not answer.
     pub fn give_up(&self) {
         self.failing.give_up();
         if let Some(bucket) = &self.bucket {
@@ -763,7 +765,7 @@ impl Imported {
         }
     }
 
-    /// Whether questions are answered soon. A commit to a store takes as long as the way there.
+    /// Whether queries are answered soon. A commit to a store takes round trips to it.
     pub(crate) fn answers(&self) -> bool {
         self.bucket.is_none() || self.pool.answers_within(ANSWER) && self.store.answers_within(ANSWER)
     }
@@ -774,10 +776,10 @@ impl Imported {
         self.name.clone()
     }
 
-    /// Keeps what is known of damage over exports, where that has changed.
+    /// Stores the known damage across exports, where it has changed.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Errors of a commit.
     pub(crate) fn keep_damage(&self) -> Result<(), PoolError> {
         let known = self.watch.kept(DAMAGE_MOST);
         let kept = self.pool.pool_properties()?.into_iter().find(|(name, _)| name == DAMAGE);
@@ -787,7 +789,7 @@ impl Imported {
         self.pool.set_pool_properties(&[(DAMAGE, (!known.is_empty()).then_some(known.as_str()))])
     }
 
-    /// Ends the engine's threads with a last commit. Nothing is committed by itself afterwards.
+    /// Ends jobs, then the engine's threads with a last commit. Nothing is committed by itself afterwards.
     fn stop(&self) -> Result<(), PoolError> {
         self.scrub.job.leave();
         self.reshape.job.leave();
@@ -795,7 +797,7 @@ impl Imported {
         self.resilver.spares.leave();
         self.resilver.job.leave();
         if let Err(error) = self.keep_damage() {
-            // Why the pool accepts nothing any more is told by what follows; damage is found again.
+            // The next step reports why the pool accepts nothing any more; damage is found again.
             tracing::debug!(%error, "what is known of damage was not kept");
         }
         match self.committer.lock().take() {
@@ -804,25 +806,23 @@ impl Imported {
         }
     }
 
-    /// Makes what was done before the call durable, where something was. Nothing, once the pool is
-    /// being left.
+    /// Makes changes from before the call durable, if there are any. Does nothing once the pool is being released.
     ///
     /// # Errors
-    /// Those of the engine: the pool is suspended.
+    /// Errors of the engine: the pool is suspended.
     pub fn commit_changes(&self) -> Result<(), PoolError> {
-        // Whoever leaves the pool waits for this, and nothing is written after him.
+        // An export waits for this lock, and nothing is written after it.
         let committer = self.committer.lock();
         if committer.is_some() { self.pool.commit_changes() } else { Ok(()) }
     }
 
-    /// Leaves the pool in order: everything is durable, and anybody may import it. Nothing is
-    /// accepted afterwards.
+    /// Exports the pool: everything is durable, and any machine may import it. Nothing is accepted afterwards.
     ///
     /// # Errors
-    /// Those of the engine; the pool is then as it was at its last commit.
+    /// Errors of the engine; the pool is then as it was at its last commit.
     pub fn export(&self) -> Result<(), PoolError> {
         if self.opening.alias.is_some() && !self.read_only && self.pool.suspended().is_none() {
-            // It was this import's name alone.
+            // The root dataset has had the name of this import only.
             self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &self.store.identity().name))?;
         }
         self.stop()?;
@@ -832,11 +832,11 @@ impl Imported {
         self.store.close(true, now())
     }
 
-    /// Leaves the pool and marks it as destroyed. Nothing is accepted afterwards. What it has in a bucket is still
-    /// there ([`Self::erase`]).
+    /// Releases the pool and marks it as destroyed. Nothing is accepted afterwards. Its objects in
+    /// a bucket remain ([`Self::erase`]).
     ///
     /// # Errors
-    /// Those of the engine; the pool is then as it was at its last commit.
+    /// Errors of the engine; the pool is then as it was at its last commit.
     pub fn destroy(&self) -> Result<(), PoolError> {
         self.stop()?;
         self.store.destroy(now())
@@ -845,25 +845,25 @@ impl Imported {
     /// Removes the objects of a destroyed pool: a bucket costs money as long as anything is in it.
     ///
     /// # Errors
-    /// The store refuses, or does not answer; what is left is known as a destroyed pool's.
+    /// The store refuses, or does not answer; the remaining objects are known as a destroyed pool's.
     pub fn erase(&self, progress: &mut dyn Progress) -> Result<(), Refusal> {
         let (Some(bucket), Some(address)) = (&self.bucket, &self.address) else { return Ok(()) };
         if self.store.identity().state != PoolState::Destroyed {
             return Ok(());
         }
-        // A request has its usual time, and one that is refused is not made again by `failmode`.
+        // A request has its usual deadline, and `failmode` does not retry a refused one.
         self.failing.give_up();
         bucket.take_time();
         let (pool, name, state) = (self.store.identity().pool, self.name(), self.opening.state.as_deref());
         Remains { bucket: &**bucket, address, pool, name: &name, state }.remove(progress)
     }
 
-    /// Why what is synced is not in a log on this machine, as it should be.
+    /// Why synced data is not in a log on this machine, although it should be.
     pub(crate) fn log_trouble(&self) -> Option<String> {
         self.objects.as_ref().and_then(|objects| objects.log_trouble())
     }
 
-    /// Where it lies: its devices, or the address of its bucket.
+    /// Locations of the pool: its devices, or the address of its bucket.
     #[must_use]
     pub fn places(&self) -> Vec<PathBuf> {
         match &self.address {
@@ -872,7 +872,7 @@ impl Imported {
         }
     }
 
-    /// By which number it writes to a store, where it lies in one: whoever goes on after this process has to know.
+    /// Number under which it writes to a store, where it lies in one: a process that takes over needs it.
     #[must_use]
     pub fn writer(&self) -> Option<u64> {
         self.objects.as_ref().map(|objects| objects.writer())
@@ -886,7 +886,7 @@ impl Imported {
     /// Adds devices; frames go to them from now on.
     ///
     /// # Errors
-    /// Those of the engine: one that is too short. Those before it were added.
+    /// Errors of the engine: a device that is too short. The devices before it were added.
     pub fn add(&self, devices: Vec<Arc<dyn Device>>) -> Result<(), PoolError> {
         for device in counted(devices, &self.failing, &self.watch) {
             self.store.add_device(Arc::clone(&device) as Arc<dyn Device>, now())?;

@@ -1,8 +1,8 @@
-//! A job of a pool in the background: one thread that is started when there is something to do,
-//! is waited for by commands, and ends when the pool is left.
+//! A background job of a pool: one thread that is started when there is work, that commands can
+//! wait for, and that ends when the pool is released.
 //!
-//! Used by `pool/scrub.rs` and `pool/trim.rs`. Invariants: one thread at most; a state that says
-//! that the job runs has one, unless the pool is being left or none could be started.
+//! Used by `pool/scrub.rs` and `pool/trim.rs`. Invariants: one thread at most; a job whose state is
+//! "running" has a thread, unless the pool is being released or no thread could be started.
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -11,26 +11,26 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{Kind, Refusal};
 
-/// What a job keeps of itself.
+/// State of a job.
 pub(crate) trait JobState {
-    /// Whether there is something to do.
+    /// Whether there is work to do.
     fn runs(&self) -> bool;
 }
 
-/// A job in the background.
+/// A background job.
 #[derive(Debug, Default)]
 pub(crate) struct Job<S> {
     held: Mutex<Held<S>>,
     changed: Condvar,
 }
 
-/// The state of a job, and what becomes of its thread.
+/// The state of a job and of its thread.
 #[derive(Debug, Default)]
 pub(crate) struct Held<S> {
     state: S,
-    /// A thread is at work (or is about to see that it should not be).
+    /// A thread runs (or is about to see that it has no work).
     thread: bool,
-    /// The pool is being left: the thread ends and the state stays what it is.
+    /// The pool is being released: the thread ends and the state stays as it is.
     leaving: bool,
 }
 
@@ -49,32 +49,32 @@ impl<S> DerefMut for Held<S> {
 }
 
 impl<S: JobState> Held<S> {
-    /// Whether the thread has something to do.
+    /// Whether the thread has work to do.
     pub fn goes_on(&self) -> bool {
         self.state.runs() && !self.leaving
     }
 
-    /// Whether the pool is being left.
+    /// Whether the pool is being released.
     pub fn leaving(&self) -> bool {
         self.leaving
     }
 }
 
 impl<S: JobState> Job<S> {
-    /// The state, held still. Whoever changes what others wait for says so by [`Self::tell`].
+    /// Locks the state. A caller that changes it calls [`Self::tell`] to wake the waiting threads.
     pub fn lock(&self) -> MutexGuard<'_, Held<S>> {
         self.held.lock()
     }
 
-    /// Wakes everybody who waits for a change of the state.
+    /// Wakes all threads that wait for a change of the state.
     pub fn tell(&self) {
         self.changed.notify_all();
     }
 
-    /// Wakes the thread, or starts it where there is none and something to do.
+    /// Wakes the thread, or starts one if there is none and there is work.
     ///
     /// # Errors
-    /// No thread can be started; `verb` says what could not be done.
+    /// No thread can be started; `verb` names the failed action in the error.
     pub fn start(&self, (name, verb): (&str, &str), work: impl FnOnce() + Send + 'static) -> Result<(), Refusal> {
         {
             let mut held = self.held.lock();
@@ -93,8 +93,7 @@ impl<S: JobState> Job<S> {
         })
     }
 
-    /// Asked by the thread when it has nothing to do: whether it ends. If not, there is something
-    /// to do again.
+    /// Called by the thread when it has no work: returns whether the thread must end. If not, there is work again.
     pub fn ends(&self) -> bool {
         let mut held = self.held.lock();
         held.thread = held.goes_on();
@@ -104,7 +103,7 @@ impl<S: JobState> Job<S> {
         ends
     }
 
-    /// Waits as long as this holds, or until then.
+    /// Waits while `rests` holds, until `until` at most.
     pub fn rest(&self, held: &mut MutexGuard<'_, Held<S>>, until: Option<Instant>, rests: impl Fn(&Held<S>) -> bool) {
         while rests(held) {
             match until {
@@ -115,8 +114,8 @@ impl<S: JobState> Job<S> {
         }
     }
 
-    /// Waits until the job does not run any more, or the time is over; answers whether it runs. A
-    /// caller that is woken early looks again.
+    /// Waits until the job has ended, or the time is over; returns whether it still runs. A caller
+    /// that is woken early asks again.
     pub fn wait(&self, most: Duration) -> bool {
         let mut held = self.held.lock();
         if held.runs() {
@@ -125,7 +124,7 @@ impl<S: JobState> Job<S> {
         held.runs()
     }
 
-    /// Ends the thread, because the pool is left; the state stays.
+    /// Ends the thread, because the pool is being released; the state stays.
     pub fn leave(&self) {
         let mut held = self.held.lock();
         held.leaving = true;

@@ -1,19 +1,19 @@
-//! What the verbs of `nacre pool` and `nacre fs` mean on an imported pool, apart from any command
-//! line and any mount.
+//! Implementation of the verbs of `nacre pool` and `nacre fs` on an imported pool, independent of
+//! any command line and any mount.
 //!
 //! Called by the process that owns the pool (one JSON value per line over its socket: [`Command`]
-//! in, [`Reply`] out) and by the tests. Knows the engine (`nacre-pool`) and nothing of FUSE: what
-//! it needs of mounting is the trait [`Mounts`].
+//! in, [`Reply`] out) and by the tests. Knows the engine (`nacre-pool`) and nothing of FUSE: mounts
+//! are made and removed through the trait [`Mounts`].
 //!
 //! ```text
-//!  imported   an imported pool: engine, store, devices, what it counts
-//!  fs         verbs on datasets:  fs::run(&Imported, &dyn Mounts, FsRequest, &mut dyn Progress) -> Result<FsAnswer, Refusal>
-//!  pool       verbs on the pool:  pool::run(the same)
-//!  mounts     what the verbs need of mounting
-//!  counted    devices that count; failing: what becomes of writes that they refuse; watch: events and damage
-//!  followed   how far a pool is that follows a writer elsewhere
-//!  job        a thread in the background that is started, waited for and ended: scrub, trim
-//!  refusal    why something was not done
+//!  imported   an imported pool: engine, store, devices, counters
+//!  fs         datasets:  fs::run(&Imported, &dyn Mounts, FsRequest, &mut dyn Progress) -> Result<FsAnswer, Refusal>
+//!  pool       the pool:  pool::run(the same)
+//!  mounts     the interface to mounts
+//!  counted    devices with I/O counters; failing: the property failmode; watch: events and damage
+//!  followed   position of a read-only pool that follows a writer on another machine
+//!  job        a background thread with start, wait and end: scrub, trim
+//!  refusal    errors of verbs
 //! ```
 
 #![forbid(unsafe_code)]
@@ -42,12 +42,12 @@ pub use refusal::{Kind, Refusal};
 
 use serde::{Deserialize, Serialize};
 
-/// What a command asks of the process that owns a pool.
+/// A request to the process that owns a pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Command {
     /// The command line, for the pool's history.
     pub command: String,
-    /// What is to be done.
+    /// The request itself.
     pub verb: Verb,
 }
 
@@ -61,7 +61,7 @@ pub enum Verb {
     Pool(pool::PoolRequest),
 }
 
-/// What the process answers.
+/// Answer of the process that owns the pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {

@@ -1,5 +1,4 @@
-//! What the verbs need of mounting. Implemented by the process that owns the pool (over FUSE) and
-//! by tests.
+//! The verbs' interface to mounts. Implemented by the process that owns the pool (over FUSE) and by tests.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::refusal::{Kind, Refusal};
 
-/// What is mounted: a dataset, or one of its snapshots.
+/// Object that is mounted: a dataset, or one of its snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct What {
     /// The number of the dataset.
@@ -18,17 +17,17 @@ pub struct What {
 }
 
 impl What {
-    /// A dataset as it is now.
+    /// The live dataset, not a snapshot.
     #[must_use]
     pub fn head(dataset: u64) -> Self {
         Self { dataset, snapshot: None }
     }
 }
 
-/// How a file system is shared over the network: what its properties say.
+/// How a file system is shared over the network, from its properties.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sharing {
-    /// The number of the dataset in the world.
+    /// GUID of the dataset.
     pub guid: u64,
     /// `sharenfs`.
     pub nfs: String,
@@ -44,7 +43,7 @@ impl Sharing {
     }
 }
 
-/// How it is mounted: from properties and `-o`.
+/// Mount options, from properties and `-o`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
     /// What the mount table calls it: the dataset's name.
@@ -72,141 +71,141 @@ pub struct MountOptions {
     pub place_was_named: bool,
 }
 
-/// A mount that is there.
+/// An existing mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mounted {
-    /// What.
+    /// The mounted object.
     pub what: What,
-    /// Where.
+    /// The mount point.
     pub at: PathBuf,
-    /// How.
+    /// The mount options.
     pub options: MountOptions,
 }
 
-/// What is done at one moment: it calls what it is given when that is over.
+/// An action that runs behind the write barrier of [`Mounts::at_one_moment`]: it calls its argument
+/// to lift the barrier.
 pub type AtOneMoment<'a> = dyn FnMut(&mut dyn FnMut()) -> Result<(), Refusal> + 'a;
 
 /// The mounts of one imported pool.
 pub trait Mounts: Send + Sync {
-    /// Mounts something; the directory is made where it is missing.
+    /// Mounts an object; a missing mount point is made.
     ///
     /// # Errors
-    /// Why not.
+    /// The mount failed, or the directory could not be made.
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal>;
 
-    /// Makes the directory of a mount that is about to be made, where it is missing: what was made
-    /// goes with [`Mounts::not_mounted`], or with the mount.
+    /// Makes the directory of a mount that is about to be made, where it is missing.
+    /// [`Mounts::not_mounted`] removes it, or the end of the mount does.
     ///
     /// # Errors
-    /// Why not: in the words of the mount.
+    /// The directory cannot be made: in the words of a failed mount.
     fn make_place(&self, at: &Path, options: &MountOptions) -> Result<(), Refusal>;
 
-    /// The mounts are not made for which [`Mounts::make_place`] was called.
+    /// Drops the mounts that [`Mounts::make_place`] has prepared: they are not made.
     fn not_mounted(&self);
 
-    /// Unmounts it and ends its file system for all mount namespaces; nothing where it is not mounted.
-    /// With `force` even while it is used.
+    /// Unmounts an object and ends its file system for all mount namespaces; does nothing where it
+    /// is not mounted. With `force` even while it is in use.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while somebody uses it, or another mount namespace has it mounted.
+    /// [`Kind::Busy`] while it is in use, or mounted in another mount namespace.
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal>;
 
-    /// Unmounts it in the mount namespace of the pool. Where another one has it mounted as well, it is
-    /// served there on, and counts as hidden here.
+    /// Unmounts an object in the mount namespace of the pool. Where another namespace has it
+    /// mounted as well, it is still served there, and counts as hidden here.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while somebody uses it in this mount namespace.
+    /// [`Kind::Busy`] while it is in use in this mount namespace.
     fn detach(&self, what: What) -> Result<(), Refusal> {
         self.unmount(what, false)
     }
 
-    /// Whether it could be unmounted now, as far as that can be told without doing it: of one on
-    /// which nothing else is mounted. Nothing changes.
+    /// Checks whether it could be unmounted now, as far as the kernel shows this without an
+    /// attempt, for a mount on which nothing else is mounted. Changes nothing.
     ///
     /// # Errors
-    /// [`Kind::Busy`] while somebody uses it.
+    /// [`Kind::Busy`] while it is in use.
     fn is_free(&self, what: What) -> Result<(), Refusal>;
 
-    /// The datasets whose mounts are there, but not to be seen: something was mounted over a
-    /// directory above them later.
+    /// Datasets whose mounts exist but cannot be reached by their paths: something was mounted
+    /// later over a directory above them.
     fn hidden(&self) -> Vec<u64>;
 
-    /// Removes the directory of a mount that has left it, where it is empty.
+    /// Removes the directory of an ended mount, where it is empty.
     fn tidy(&self, at: &Path);
 
-    /// Gives a mount other options, where it is mounted.
+    /// Changes the options of a mount, where it exists.
     ///
     /// # Errors
-    /// Why not.
+    /// The options cannot be changed.
     fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal>;
 
-    /// What of the options of a mount counts only from its next mount on, as a sentence.
+    /// A sentence about those options of a mount that take effect at its next mount only.
     fn begins_later(&self, what: What) -> Option<String> {
         let _ = what;
         None
     }
 
-    /// Shares a mount as its properties say, once more where it is shared already: the server may
-    /// have been started since.
+    /// Shares a mount as its properties say, again where it is shared already: the server may have
+    /// been started since.
     ///
     /// # Errors
-    /// Why not.
+    /// The server refuses.
     fn share(&self, dataset: u64) -> Result<(), Refusal> {
         let _ = dataset;
         Ok(())
     }
 
-    /// Takes the shares of a mount back, until it is mounted again or [`Mounts::share`] comes.
+    /// Ends the sharing of a mount, until it is mounted again or [`Mounts::share`] is called.
     fn unshare(&self, dataset: u64) {
         let _ = dataset;
     }
 
-    /// Why a mount is not shared although its properties want it.
+    /// Why a mount is not shared although its properties ask for it.
     fn share_failure(&self, dataset: u64) -> Option<String> {
         let _ = dataset;
         None
     }
 
-    /// There may be less room than before for what is written: quotas, reservations.
+    /// Reports that room for writes may have shrunk: quotas, reservations.
     fn room_changed(&self) {}
 
     /// All mounts, in the order in which they were made.
     fn mounted(&self) -> Vec<Mounted>;
 
-    /// Has the kernel write back what it holds for these datasets: what was written before the call
-    /// is in the engine when it returns.
+    /// Has the kernel write back its dirty pages of these datasets: everything written before the
+    /// call is in the engine when it returns.
     ///
     /// # Errors
     /// A write that failed.
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal>;
 
-    /// Does what is to see these datasets at one moment: what was written before the call is in the
-    /// engine then, and of what is written meanwhile nothing without what its writer had written
-    /// before. `act` calls what it is given as soon as the moment is over.
+    /// Runs `act` while writes to these datasets are held at a barrier: everything written before
+    /// the call is in the engine then, and no later write is seen without its writer's earlier
+    /// ones. `act` calls its argument as soon as the barrier can be lifted.
     ///
     /// # Errors
     /// As [`Self::settle`]; those of `act`.
     fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal>;
 
-    /// Makes the files of a dataset others, by `replace`, where it is mounted: nothing that was
-    /// open before reaches the new ones, and what the kernel and the mount know of the old ones is
-    /// forgotten.
+    /// Exchanges the files of a dataset by `replace` (a rollback), where it is mounted: no file
+    /// that was open before reaches the new ones, and the old ones are dropped from the caches of
+    /// the kernel and the mount.
     ///
     /// # Errors
-    /// [`Kind::Busy`] where others have mounted something below it, and those of `replace`: nothing
-    /// has changed then.
+    /// [`Kind::Busy`] where another mount lies below it, and the errors of `replace`: nothing has changed then.
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal>;
 
-    /// Names have come to or gone from the root directory of a dataset, by a property.
+    /// Reports that a property has added names to the root directory of a dataset or removed them.
     fn root_changed(&self, dataset: u64);
 
-    /// The files of a dataset have changed elsewhere: what the kernel knows of what differs is forgotten.
+    /// Invalidates the kernel's caches of files of a dataset that another machine has changed.
     fn changed(&self, dataset: u64, changes: &Changes) {
         let _ = (dataset, changes);
     }
 }
 
-/// No mounts at all: for pools that are imported without (`-N`), and for tests.
+/// A [`Mounts`] without mounts: for pools that are imported without (`-N`), and for tests.
 #[derive(Debug, Default)]
 pub struct NoMounts;
 
@@ -250,7 +249,7 @@ impl Mounts for NoMounts {
         Ok(())
     }
 
-    /// Nobody writes without a mount.
+    /// Runs `act` at once: without a mount there are no writes.
     fn at_one_moment(&self, _: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
         act(&mut || {})
     }

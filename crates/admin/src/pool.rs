@@ -1,14 +1,13 @@
-//! Verbs on an imported pool. What makes one imported (create, import) is done by the process that
-//! owns it.
+//! Verbs on an imported pool. Create and import are carried out by the process that owns the pool.
 //!
 //! ```text
 //!  figures     sizes, devices, counters          scrub    verification in the background
-//!  properties  get, set                          damaged  what is damaged, by the names of files
-//!  devices     what may become part of a pool    check    everything against everything, slowly
-//!  inspect     what is on the devices, as text   trim     giving free room back by hand
-//!  resilver    devices that go, come back, are replaced
-//!  shape       groups that get more devices or fewer
-//!  changing    groups that become others         reshape  moving what is to be moved for that
+//!  properties  get, set                          damaged  names of damaged files
+//!  devices     checks of new devices             check    full consistency check, slow
+//!  inspect     dumps of on-disk data, as text    trim     trim by hand
+//!  resilver    offline, online, replace, resilver
+//!  shape       attach, detach, add, remove spares and logs
+//!  changing    topology changes of groups        reshape  the job that moves segments for them
 //! ```
 
 pub mod changing;
@@ -48,47 +47,48 @@ use serde::{Deserialize, Serialize};
 use crate::watch::Event;
 use crate::{Imported, Kind, Mounts, Progress, Refusal, fs};
 
-/// How long to wait before it is seen whether the caller is there still.
+/// Interval at which a waiting verb checks that its caller is still there.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
-/// The longest line of the history, bytes; a character is counted as four.
+/// Limit of a line of the history, bytes; a character counts as four.
 const HISTORY_LINE_MOST: usize = 7000;
 
-/// What can be asked.
+/// A request on the pool.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolRequest {
-    /// Its figures.
+    /// Returns the pool's figures.
     List,
-    /// Its figures and its health; with `names` the damaged files by name.
+    /// Returns figures and health; with `names` also damaged files by name.
     Status {
-        /// By name.
+        /// Also the names.
         names: bool,
     },
-    /// Its end as an imported pool; with `force` even while its mounts are used.
+    /// Exports the pool; with `force` even while its mounts are in use.
     Export {
-        /// Even while they are used.
+        /// Even while they are in use.
         force: bool,
     },
-    /// Its end.
+    /// Destroys the pool.
     Destroy {
-        /// Even while its mounts are used.
+        /// Even while its mounts are in use.
         force: bool,
     },
-    /// More devices: each for itself, or in groups and as spares.
+    /// Adds devices: single ones, or in groups and as spares.
     Add {
         /// Their paths.
         devices: Vec<PathBuf>,
-        /// What they are, one after the other, and of how many of them: `mirror`, `raidz1` to `raidz3`,
-        /// `plain` (each for itself), then `special` and `special mirror` (for metadata), then `log` and
-        /// `log mirror` (for the intent log alone), then `spare`. None: all for themselves.
+        /// Kinds of the groups in their order, each with its number of devices: `mirror`, `raidz1`
+        /// to `raidz3`, `plain` (single devices), then `special` and `special mirror` (for
+        /// metadata), then `log` and `log mirror` (for the intent log alone), then `spare`. Empty:
+        /// all are single devices.
         #[serde(default)]
         groups: Vec<(String, usize)>,
-        /// Files are made with this length, bytes.
+        /// Length of files that are made, bytes.
         size: Option<u64>,
-        /// Also those that hold something else.
+        /// Also devices that hold other data.
         force: bool,
-        /// Nothing is added: it is only looked whether it could be.
+        /// Dry run: only checks whether they could be added.
         #[serde(default)]
         only_say: bool,
     },
@@ -102,154 +102,153 @@ pub enum PoolRequest {
         /// Their paths.
         devices: Vec<PathBuf>,
     },
-    /// Puts another device in the place of one.
+    /// Replaces a device by another.
     Replace {
-        /// The path of the one.
+        /// Path of the old device.
         old: PathBuf,
-        /// The path of the other.
+        /// Path of the new device.
         new: PathBuf,
-        /// A file is made with this length, bytes.
+        /// Length of a file that is made, bytes.
         size: Option<u64>,
-        /// Also one that holds something else.
+        /// Also one that holds other data.
         force: bool,
     },
-    /// Makes a device one more copy of a mirror, or a mirror of a device that is for itself.
+    /// Adds a device to a mirror as one more copy, or makes a mirror of a single device.
     Attach {
-        /// The path of a device of the mirror, or of the one that is for itself.
+        /// Path of a device of the mirror, or of the single device.
         beside: PathBuf,
-        /// The path of the new one.
+        /// Path of the new device.
         new: PathBuf,
-        /// A file is made with this length, bytes.
+        /// Length of a file that is made, bytes.
         size: Option<u64>,
-        /// Also one that holds something else.
+        /// Also one that holds other data.
         force: bool,
     },
-    /// Takes a device out of its mirror; the new one of a replacement, which is given up; the old one,
-    /// where the new one has everything; a spare that stands in.
+    /// Detaches a device: one of a mirror; the new one of a replacement, which is cancelled; the
+    /// old one, where the new one has everything; a spare that is in use.
     Detach {
         /// Its path.
         device: PathBuf,
     },
-    /// Takes devices out of the pool: spares that are not in use, and those for the log.
+    /// Removes devices that hold no data: spares that are not in use, and log devices.
     Remove {
         /// Their paths, or the names of mirrors.
         devices: Vec<PathBuf>,
     },
-    /// Has devices that hold something, or groups, leave the pool once that was moved.
+    /// Removes devices or groups that hold data, after their segments were moved.
     Leave {
-        /// Their paths, or what groups are called.
+        /// Their paths, or the names of groups.
         devices: Vec<PathBuf>,
-        /// Also where redundancy falls.
+        /// Also where redundancy decreases.
         force: bool,
     },
-    /// Makes a RAID-Z group wider.
+    /// Adds a device to a RAID-Z group (RAID-Z expansion).
     Widen {
-        /// What it is called.
+        /// Name of the group.
         group: PathBuf,
-        /// The device that comes to it.
+        /// Path of the added device.
         new: PathBuf,
-        /// Files are made with this length, bytes.
+        /// Length of files that are made, bytes.
         size: Option<u64>,
-        /// Also with a device that holds something else.
+        /// Also with a device that holds other data.
         force: bool,
     },
-    /// Makes a group one of another kind.
+    /// Converts a group to another kind.
     Convert {
-        /// What it is called.
+        /// Name of the group.
         group: PathBuf,
-        /// What it becomes.
+        /// The new kind.
         to: String,
-        /// Devices that come to it.
+        /// Devices that are added to it.
         devices: Vec<PathBuf>,
-        /// Files are made with this length, bytes.
+        /// Length of files that are made, bytes.
         size: Option<u64>,
-        /// Also where redundancy falls, and with devices that hold something else.
+        /// Also where redundancy decreases, and with devices that hold other data.
         force: bool,
     },
-    /// Moves what there is from full devices to empty ones.
+    /// Moves segments from full devices to empty ones.
     Rebalance,
-    /// Something with the change of shape that is under way.
+    /// Controls the topology change that is under way.
     Reshape(ReshapeOrder),
-    /// What a change would give, as notes.
+    /// Previews the result of a topology change, as notes.
     Plan {
-        /// The change.
+        /// The intended change.
         intended: Intended,
-        /// Sizes are bytes.
+        /// Prints sizes in bytes.
         exact: bool,
     },
-    /// Waits for the end of a change of shape, of this kind if one is named.
+    /// Waits for the end of a topology change, of this kind if one is given.
     AwaitReshape(Option<Reshaping>),
-    /// Waits until no device is being made whole.
+    /// Waits until no resilver runs.
     AwaitResilver,
-    /// Uses all of devices that have become longer.
+    /// Uses the whole length of devices that have grown.
     Expand {
         /// Their paths; none: all.
         devices: Vec<PathBuf>,
     },
-    /// Whatever this program knows and the pool has not yet.
+    /// Enables all features of this version that the pool does not have yet.
     Upgrade,
-    /// Another value for a property.
+    /// Sets a property.
     Set {
-        /// Its name.
+        /// Name of the property.
         name: String,
-        /// Its value.
+        /// The value.
         value: String,
     },
-    /// What was done to it.
+    /// Returns the pool's history.
     History,
-    /// What has happened since the import; with `follow` also what will, as notes, until the caller
-    /// goes.
+    /// Returns the events since the import; with `follow` also future ones, as notes, until the caller disconnects.
     Events {
-        /// Go on.
+        /// Waits for further events.
         follow: bool,
     },
-    /// Forgets what has happened.
+    /// Clears the list of events.
     ClearEvents,
-    /// Something with its verification.
+    /// Controls the scrub.
     Scrub(ScrubOrder),
-    /// Waits for the end of its verification.
+    /// Waits for the end of the scrub.
     AwaitScrub,
-    /// Something with giving free room back.
+    /// Controls trimming.
     Trim {
-        /// Of these devices, by their paths; none: of all.
+        /// Paths of the devices; none: all.
         devices: Vec<PathBuf>,
-        /// What.
+        /// The action.
         order: TrimOrder,
     },
-    /// Waits for the end of that.
+    /// Waits for the end of trimming.
     AwaitTrim,
-    /// Waits until what was destroyed is free.
+    /// Waits until the space of destroyed objects is free.
     AwaitFree,
-    /// Forgets errors and opens devices that failed or are absent again; of one device, where it is named.
+    /// Clears errors and opens failed or absent devices again; of one device, if it is given.
     Clear {
         /// Its path.
         device: Option<PathBuf>,
     },
-    /// Makes everything durable.
+    /// Makes everything durable (`sync`).
     Sync,
-    /// What is on its devices, as notes.
+    /// Dumps on-disk data, as notes.
     Inspect(inspect::Wanted),
-    /// Everything against everything; what is wrong, as notes.
+    /// Checks the whole pool for consistency; errors are sent as notes.
     Check,
 }
 
-/// What is answered.
+/// Answer to a [`PoolRequest`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolAnswer {
     /// It is done.
     Done,
-    /// The pool was to be destroyed and is suspended: it is not imported any more, and is as it was at its last commit.
+    /// A suspended pool could not be destroyed: it is not imported any more, and is as at its last commit.
     NotDestroyed,
     /// Figures.
     Listed(Box<Figures>),
     /// Figures and health.
     Status(Box<Status>),
-    /// What was done to it, the oldest first.
+    /// The history, the oldest line first.
     History(Vec<Line>),
-    /// What has happened, the oldest first.
+    /// The events, the oldest first.
     Events(Vec<Event>),
-    /// What a check has found.
+    /// Result of a check.
     Checked(check::CheckReport),
 }
 
@@ -258,17 +257,17 @@ pub enum PoolAnswer {
 pub struct Status {
     /// The figures.
     pub figures: Figures,
-    /// Its verification.
+    /// The scrub.
     pub scrub: ScrubReport,
-    /// What makes devices whole that came back.
+    /// The resilver.
     #[serde(default)]
     pub resilver: ScrubReport,
-    /// What changes its shape.
+    /// The topology change.
     #[serde(default)]
     pub reshape: ReshapeReport,
-    /// How many frames are damaged.
+    /// Number of damaged frames.
     pub damaged: u64,
-    /// What is damaged, by name, where that was asked for.
+    /// Names of damaged files, where they were asked for.
     pub names: Vec<String>,
 }
 
@@ -277,21 +276,20 @@ pub struct Status {
 pub struct Line {
     /// When, seconds since 1970.
     pub at: i64,
-    /// After which transaction group.
+    /// The transaction group after which it was done.
     pub txg: u64,
-    /// Who asked.
+    /// The user who ran the command.
     pub uid: u32,
     /// Done by the pool itself.
     pub internal: bool,
-    /// On which machine.
+    /// The machine.
     pub host: String,
-    /// The command line, or what was done.
+    /// The command line, or the internal action.
     pub text: String,
 }
 
 impl PoolRequest {
-    /// Whether it changes something: such verbs are carried out one at a time, and go to the
-    /// history.
+    /// Whether it changes the pool: such requests run one at a time, and are entered in the history.
     #[must_use]
     pub fn changes(&self) -> bool {
         matches!(
@@ -319,7 +317,7 @@ impl PoolRequest {
         )
     }
 
-    /// Where the pool may lie on other devices afterwards, those that are to become part of it.
+    /// Devices that may become part of the pool, for requests that may change its set of devices.
     #[must_use]
     pub fn new_devices(&self) -> Option<Vec<PathBuf>> {
         match self {
@@ -331,7 +329,7 @@ impl PoolRequest {
         }
     }
 
-    /// Which devices it may open that are none of the pool's, or not any more.
+    /// Devices outside of the pool that the request may open (new ones, or ones taken offline).
     #[must_use]
     pub fn opened_devices(&self) -> Option<Vec<PathBuf>> {
         match self {
@@ -340,7 +338,7 @@ impl PoolRequest {
         }
     }
 
-    /// What it does to devices, if it is about these alone: in words that the pool's name follows.
+    /// Verb phrase of requests that concern devices only; the pool's name follows it.
     fn of_devices(&self) -> Option<&'static str> {
         Some(match self {
             Self::Add { .. } => "add to",
@@ -359,7 +357,7 @@ impl PoolRequest {
         })
     }
 
-    /// Whether the pool is not imported any more when it was done.
+    /// Whether the request ends the import of the pool.
     #[must_use]
     pub fn ends(&self) -> bool {
         matches!(self, Self::Export { .. } | Self::Destroy { .. })
@@ -485,10 +483,10 @@ pub fn run(
     Ok(PoolAnswer::Done)
 }
 
-/// Whether all that is in the pool is there still when it is let go.
+/// Checks that an export loses nothing.
 ///
 /// # Errors
-/// The file of a device was deleted; how to save what is in it.
+/// The file of a device was deleted, and redundancy does not cover it; the next step names its rescue.
 pub fn stays(pool: &Imported) -> Result<(), Refusal> {
     let deleted = || {
         let devices = pool.devices.read();
@@ -506,7 +504,7 @@ pub fn stays(pool: &Imported) -> Result<(), Refusal> {
     Err(Refusal::new(Kind::Busy, what).next(rescue(&name, &open.display().to_string())))
 }
 
-/// What saves a file that was deleted.
+/// Commands that save the content of a deleted device file.
 #[must_use]
 pub fn rescue(pool: &str, open: &str) -> String {
     format!(
@@ -514,7 +512,7 @@ pub fn rescue(pool: &str, open: &str) -> String {
     )
 }
 
-/// Whether the pool may be changed.
+/// Checks that the pool may be changed.
 fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
     if pool.read_only {
         return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only"))
@@ -523,7 +521,7 @@ fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
+/// Exports or destroys the pool. If that fails, its file systems are mounted again.
 fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Result<PoolAnswer, Refusal> {
     let name = pool.name();
     if doing == "destroy" {
@@ -539,7 +537,7 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     }
     let unmounted = fs::unmount_all(pool, mounts, force).and_then(|()| if force { Ok(()) } else { whole(pool, doing) });
     if let Err(refusal) = unmounted {
-        // The refusal is what counts; what cannot be mounted again was not mounted by us before.
+        // The refusal is what counts; a mount that fails here did not exist before.
         if let Err(again) = fs::mount_all(pool, mounts, &mut crate::Silent) {
             tracing::warn!(error = %again, "file systems were not mounted again");
         }
@@ -548,8 +546,7 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
     match left {
         Ok(()) => Ok(PoolAnswer::Done),
-        // Nothing can be saved any more than what is durable already: the last root, and what the
-        // log has.
+        // Nothing can be saved any more but what is durable already: the last root, and the log.
         Err(error) if force && pool.suspended().is_some() => {
             tracing::error!(%error, "a suspended pool is let go");
             Ok(if doing == "destroy" { PoolAnswer::NotDestroyed } else { PoolAnswer::Done })
@@ -558,7 +555,7 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     }
 }
 
-/// Whether nothing that was written would be lost when the pool is left.
+/// Checks that no written data would be lost when the pool is released.
 fn whole(pool: &Imported, doing: &str) -> Result<(), Refusal> {
     let what = || format!("cannot {doing} '{}'", pool.name());
     if doing == "destroy" || pool.read_only {
@@ -597,8 +594,7 @@ fn expand(pool: &Imported, paths: &[PathBuf]) -> Result<(), Refusal> {
         let refusal = Refusal::new(Kind::NotFound, format!("{doing}: no such device in pool: {}", other.display()));
         return Err(refusal.next(format!("nacre pool status {} lists them", pool.name())));
     }
-    // All that have become longer: of a pool without redundancy, no device is to stay behind the
-    // others.
+    // All that have grown: in a pool without redundancy, no device is to stay smaller than the others.
     pool.expand().map(drop).map_err(|error| Refusal::pool(doing, &error))
 }
 
@@ -608,7 +604,7 @@ fn history(pool: &Imported) -> Result<Vec<Line>, Refusal> {
     Ok(rows.into_iter().map(line).collect())
 }
 
-/// Tells each event as a note of JSON, until nobody listens.
+/// Sends each event as a note of JSON, until the caller disconnects.
 fn follow(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let mut last = 0;
     loop {
@@ -627,7 +623,7 @@ fn follow(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     }
 }
 
-/// Adds a line to the history; a pool that cannot take it any more has said so elsewhere.
+/// Adds a line to the history; a pool that cannot take it any more has reported this elsewhere.
 pub fn remember(pool: &Imported, uid: u32, text: &str) {
     if pool.read_only || text.is_empty() {
         return;

@@ -1,32 +1,32 @@
-//! What long verbs tell while they run, and the bytes that they give and take.
+//! Progress lines of long verbs, and the bytes of streams to and from the caller.
 
 use std::io;
 
-/// Somebody who is told.
+/// Receiver of a verb's progress lines and stream bytes: the caller.
 pub trait Progress: Send {
-    /// A line for people; `false`: nobody listens any more (the verb may go on or end in order).
+    /// Shows a line; `false`: the caller is gone (the verb may continue or end in order).
     fn note(&mut self, line: &str) -> bool;
 
-    /// Bytes of a stream for whoever asked.
+    /// Sends bytes of a stream to the caller.
     ///
     /// # Errors
-    /// Nobody takes them.
+    /// The caller takes none.
     fn give(&mut self, bytes: &[u8]) -> io::Result<()> {
         let _ = bytes;
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Bytes of a stream from whoever asked; none at its end.
+    /// Reads bytes of a stream from the caller; returns 0 at its end.
     ///
     /// # Errors
-    /// It is gone.
+    /// The caller is gone.
     fn take(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let _ = buffer;
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-/// Nobody listens, and nothing ends for that.
+/// A [`Progress`] that discards all lines; the verb continues.
 #[derive(Debug, Default)]
 pub struct Silent;
 

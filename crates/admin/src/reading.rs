@@ -1,9 +1,10 @@
-//! What commands read for long (`diff`): its snapshots and file systems are not destroyed
-//! meanwhile, which would take the frames away under the reader. Those that were made for it go.
+//! Objects that long-running commands (`diff`) read: their snapshots and file systems are not
+//! destroyed meanwhile, which would free the frames under the reader. Temporary snapshots for a
+//! comparison are destroyed afterwards.
 //!
-//! Called by the verbs. Invariant: nothing is both read and destroyed: whoever destroys is refused
-//! where something of it is read, and whoever wants to read waits for those who are destroying, and
-//! looks for it then.
+//! Called by the verbs. Invariant: no object is both read and destroyed. A destroy is refused if
+//! one of its objects is being read; a reader waits for running destroys, and looks its objects up
+//! after them.
 
 use nacre_pool::engine::Pool;
 use nacre_pool::{PoolError, Txg};
@@ -12,12 +13,12 @@ use parking_lot::{Condvar, Mutex};
 /// A snapshot of a dataset; without one, the dataset itself.
 pub(crate) type Read = (u64, Option<Txg>);
 
-/// How the names of snapshots begin that are made to be compared ...
+/// Prefix of the names of temporary snapshots that are made for a comparison.
 pub(crate) const COMPARED: &str = "nacre-diff-";
-/// ... and the property by which they are known.
+/// User property that marks a temporary snapshot.
 pub(crate) const MARK: &str = "nacre:diff";
 
-/// Destroys the snapshots that were made to be compared by a process that has died meanwhile.
+/// Destroys temporary comparison snapshots of a process that has died.
 pub(crate) fn tidy(pool: &Pool) -> Result<(), PoolError> {
     let mut left = Vec::new();
     {
@@ -42,26 +43,26 @@ struct ReadingState {
     destroying: usize,
 }
 
-/// What is being read of a pool.
+/// The objects of a pool that are being read.
 #[derive(Debug, Default)]
 pub struct Reading {
     state: Mutex<ReadingState>,
     changed: Condvar,
 }
 
-/// As long as it lives, these are not destroyed.
+/// Protects objects from being destroyed as long as it lives.
 #[derive(Debug)]
 pub(crate) struct ReadGuard<'a> {
     reading: &'a Reading,
     what: Vec<Read>,
 }
 
-/// As long as it lives, nobody begins to read.
+/// Keeps new readers out as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Destroying<'a>(&'a Reading);
 
 impl Reading {
-    /// Holds what `choose` finds; nothing is destroyed while it looks.
+    /// Protects the objects that `choose` finds; no destroy runs while it looks.
     pub(crate) fn hold<R, E>(
         &self,
         choose: impl FnOnce() -> Result<(R, Vec<Read>), E>,
@@ -75,7 +76,7 @@ impl Reading {
         Ok((found, ReadGuard { reading: self, what }))
     }
 
-    /// Something is going to be destroyed, unless it is one of those that are read.
+    /// Begins a destroy, unless one of its objects (`is_meant`) is being read: then that one is returned.
     pub(crate) fn go(&self, is_meant: impl Fn(&Read) -> bool) -> Result<Destroying<'_>, Read> {
         let mut state = self.state.lock();
         match state.held.iter().find(|read| is_meant(read)) {

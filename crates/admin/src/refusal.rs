@@ -1,5 +1,5 @@
-//! Why something was not done: a sentence in ZFS' words, what to do next, and a kind from which a
-//! command makes its exit code.
+//! The error type of verbs: a sentence in ZFS' words, a next step, and a kind from which a command
+//! makes its exit code.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// What was named is not there.
+    /// The named object does not exist.
     NotFound,
-    /// What was to be made is there.
+    /// The object to be created exists already.
     Exists,
-    /// Somebody uses it.
+    /// The object is in use.
     Busy,
     /// The request makes no sense, or not here.
     Invalid,
@@ -25,13 +25,13 @@ pub enum Kind {
     Quota,
     /// Not allowed to this user.
     Permission,
-    /// A device failed, or what it holds is damaged.
+    /// A device failed, or its content is damaged.
     Io,
-    /// A device or store does not answer, or refuses to: nothing is known about what it holds.
+    /// A device or store does not answer, or refuses to: nothing is known about its content.
     Unreachable,
 }
 
-/// Why something was not done.
+/// Error of a verb.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// What failed, on what, and why.
@@ -42,7 +42,7 @@ pub struct Refusal {
     pub kind: Kind,
 }
 
-/// Whether an error says nothing about what a device or store holds.
+/// Whether an error leaves open what a device or store holds.
 fn is_silent(kind: ErrorKind) -> bool {
     use ErrorKind::{
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable,

@@ -1,5 +1,5 @@
-//! What happens to an imported pool, for `pool events` and `pool status`: a bounded list of events,
-//! and the damage that was found.
+//! Events and damage of an imported pool, for `pool events` and `pool status`: a bounded list of
+//! events, and the damaged frames that were found.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -9,26 +9,25 @@ use nacre_pool::frames::Owner;
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
-/// Events that are kept.
+/// Number of events that are kept.
 const EVENTS_MOST: usize = 4096;
-/// Damaged places that are kept by name; more are counted only.
+/// Number of damaged frames that are kept by name; more are counted only.
 const DAMAGE_MOST: usize = 4096;
 
-/// Something that happened.
+/// An event of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Counts from 1 at the import.
     pub number: u64,
     /// When, seconds since 1970.
     pub at: u64,
-    /// What kind of event, as `zpool events` has it: `sysevent.fs.zfs.pool_import`,
-    /// `ereport.fs.zfs.checksum`.
+    /// Class, as `zpool events` names it: `sysevent.fs.zfs.pool_import`, `ereport.fs.zfs.checksum`.
     pub class: String,
-    /// More about it: names and values.
+    /// Details: names and values.
     pub details: Vec<(String, String)>,
 }
 
-/// Where something is damaged.
+/// Owner of damage: a dataset and a file in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Spot {
     /// The dataset; 0 is the catalog.
@@ -37,13 +36,13 @@ pub struct Spot {
     pub object: u64,
 }
 
-/// Damaged frames by their names: what is met again is counted once.
+/// Damaged frames by their names: a frame that is found again is counted once.
 #[derive(Debug, Default)]
 struct Frames {
     owned: BTreeMap<Spot, BTreeSet<(u32, u32)>>,
-    /// Those whose owner is not known.
+    /// Frames whose owner is not known.
     lost: BTreeSet<(u32, u32)>,
-    /// How many are not kept by name.
+    /// Number of frames that are not kept by name.
     more: u64,
 }
 
@@ -56,7 +55,7 @@ impl Frames {
         self.owned.values().map(BTreeSet::len).sum::<usize>() + self.lost.len()
     }
 
-    /// Answers whether it was not there.
+    /// Adds a frame; returns whether it is new.
     fn add(&mut self, name: (u32, u32), spot: Option<Spot>) -> bool {
         if self.contain(name) {
             return false;
@@ -75,14 +74,14 @@ struct WatchState {
     events: VecDeque<Event>,
     last: u64,
     damage: Frames,
-    /// What was found before the scrub that runs: it counts until the scrub has looked everywhere.
+    /// Damage from before the running scrub: it counts until the scrub has read everything.
     before: Frames,
-    /// Frames without an owner that were looked for in all trees already.
+    /// Frames without an owner for which all trees were already searched.
     sought: BTreeSet<(u32, u32)>,
 }
 
 impl Frames {
-    /// The owners of frames that had none have been found.
+    /// Assigns frames without an owner to the owners that were found.
     fn resolve(&mut self, owners: &BTreeMap<(u32, u32), Owner>) {
         for (name, owner) in owners {
             if self.lost.remove(name) {
@@ -92,26 +91,26 @@ impl Frames {
     }
 }
 
-/// Events and damage.
+/// Events and damage of an imported pool.
 #[derive(Debug, Default)]
 pub struct Watch {
     state: Mutex<WatchState>,
     changed: Condvar,
 }
 
-/// What is known of damage.
+/// The known damage of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamageFound {
-    /// Damaged files and trees, each with how many of its frames.
+    /// Damaged files and trees, each with its number of damaged frames.
     pub spots: Vec<(Spot, u64)>,
-    /// Damaged frames whose owner is not known: segment and number.
+    /// Damaged frames whose owner is not known: segment and index.
     pub lost: Vec<(u32, u32)>,
-    /// How many more there are.
+    /// Number of damaged frames that are not kept by name.
     pub more: u64,
 }
 
 impl DamageFound {
-    /// How many frames are damaged.
+    /// Total number of damaged frames.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.spots.iter().map(|(_, frames)| frames).sum::<u64>() + self.lost.len() as u64 + self.more
@@ -119,7 +118,7 @@ impl DamageFound {
 }
 
 impl Watch {
-    /// Notes an event.
+    /// Adds an event.
     pub fn note(&self, class: &str, details: Vec<(String, String)>) {
         let mut state = self.state.lock();
         state.last += 1;
@@ -131,19 +130,19 @@ impl Watch {
         self.changed.notify_all();
     }
 
-    /// The events after the one of this number.
+    /// Returns the events after this number.
     #[must_use]
     pub fn events(&self, after: u64) -> Vec<Event> {
         self.state.lock().events.iter().filter(|event| event.number > after).cloned().collect()
     }
 
-    /// The events after the one of this number, waited for if there is none yet; none after the
-    /// time given.
+    /// Returns the events after this number, and waits for one if there is none yet; returns none
+    /// when the time is over.
     #[must_use]
     pub fn wait(&self, after: u64, most: Duration) -> Vec<Event> {
         let mut state = self.state.lock();
         if state.last <= after {
-            // Awake without an event is no harm: whoever waits looks again.
+            // A wake-up without an event does no harm: the caller asks again.
             let _ = self.changed.wait_for(&mut state, most);
         }
         state.events.iter().filter(|event| event.number > after).cloned().collect()
@@ -154,7 +153,7 @@ impl Watch {
         self.state.lock().events.clear();
     }
 
-    /// A frame is damaged. Answers whether that is new.
+    /// Records a damaged frame. Returns whether it is new.
     pub fn damaged(&self, name: (u32, u32), owner: Option<Owner>, device: &str, damage: Option<&Damage>) -> bool {
         let new = {
             let mut state = self.state.lock();
@@ -167,7 +166,7 @@ impl Watch {
         new
     }
 
-    /// A frame was damaged at one of its places, and whole at the other: nothing is lost.
+    /// Records a frame of which one copy was damaged and repaired from another: nothing is lost.
     pub fn mended(&self, name: (u32, u32), owner: Option<Owner>, device: &str, damage: Option<&Damage>) {
         self.note_frame(name, owner, device, damage, true);
     }
@@ -192,7 +191,7 @@ impl Watch {
         self.note(class, details);
     }
 
-    /// The damage that is known.
+    /// Returns the known damage.
     #[must_use]
     pub fn damage(&self) -> DamageFound {
         let state = self.state.lock();
@@ -216,27 +215,27 @@ impl Watch {
         }
     }
 
-    /// Frames whose owner is to be looked for in all trees; each is answered once.
+    /// Frames without an owner for which the trees are to be searched; each is returned once.
     #[must_use]
     pub fn to_seek(&self) -> BTreeSet<(u32, u32)> {
         let mut state = self.state.lock();
         let lost: BTreeSet<_> = state.damage.lost.union(&state.before.lost).copied().collect();
         let new = lost.difference(&state.sought).copied().collect();
-        // What is gone from the list may come to it again, as another frame.
+        // A frame that has left the list may come to it again, as another frame.
         state.sought = lost;
         new
     }
 
-    /// What was found of them.
+    /// Enters the owners that the search has found.
     pub fn found(&self, owners: &BTreeMap<(u32, u32), Owner>) {
         let mut state = self.state.lock();
-        // A scrub that meets them again finds no owner in them either: they are looked for again then.
+        // A scrub that meets them again finds no owner in them either: they are then searched for again.
         state.sought.retain(|name| !owners.contains_key(name));
         state.damage.resolve(owners);
         state.before.resolve(owners);
     }
 
-    /// What is known of damage, as a text of at most so many bytes that [`Self::take_up`] reads
+    /// Returns the known damage as a text of at most so many bytes that [`Self::take_up`] reads
     /// after the next import.
     #[must_use]
     pub fn kept(&self, most: usize) -> String {
@@ -259,8 +258,8 @@ impl Watch {
         words.join(" ")
     }
 
-    /// Takes up what was known before. What cannot be read (another version has written it) is
-    /// found again by a scrub.
+    /// Restores damage that [`Self::kept`] has stored. Words that cannot be parsed (of another
+    /// version) are skipped: a scrub finds that damage again.
     pub fn take_up(&self, kept: &str) {
         let mut state = self.state.lock();
         for word in kept.split(' ') {
@@ -279,7 +278,7 @@ impl Watch {
         }
     }
 
-    /// Everything is looked at from now on.
+    /// A scrub begins: known damage becomes that of before it.
     pub fn begin_scrub(&self) {
         let mut state = self.state.lock();
         let now = std::mem::take(&mut state.damage);
@@ -294,15 +293,15 @@ impl Watch {
         state.before.more += now.more;
     }
 
-    /// Everything was looked at, or all that is known by name: what was known before and not met again
-    /// is gone.
+    /// A scrub of everything, or of all frames that are known by name, has ended: earlier damage
+    /// that it has not found again is gone.
     pub fn end_scrub(&self, everything: bool) {
         let before = &mut self.state.lock().before;
         let more = if everything { 0 } else { before.more };
         *before = Frames { more, ..Frames::default() };
     }
 
-    /// The damaged frames that are known by name: segment and number.
+    /// The damaged frames that are known by name: segment and index.
     #[must_use]
     pub fn damaged_frames(&self) -> BTreeSet<(u32, u32)> {
         let state = self.state.lock();
@@ -310,7 +309,7 @@ impl Watch {
         [&state.damage, &state.before].into_iter().flat_map(names).collect()
     }
 
-    /// Forgets the damage: it is gone, or will be found again.
+    /// Forgets the damage: it is repaired, or will be found again.
     pub fn clear_damage(&self) {
         let mut state = self.state.lock();
         (state.damage, state.before) = (Frames::default(), Frames::default());

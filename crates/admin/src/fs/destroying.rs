@@ -1,5 +1,5 @@
-//! `destroy`: what would go is worked out first, as one plan; nothing is done before the whole of
-//! it is known to be possible.
+//! `destroy`: the objects to be destroyed are determined first, as one plan; nothing is destroyed
+//! before the whole plan is known to be possible.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,50 +13,50 @@ use super::{moves, refused};
 use crate::reading::{Destroying, Read};
 use crate::{Imported, Kind, Mounts, Refusal, What};
 
-/// What is to be destroyed.
+/// Arguments of `destroy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToDestroy {
     /// A file system, a bookmark, or snapshots: `file system@a,b,first%last`.
     pub target: String,
-    /// What lies below as well; of snapshots, those of the same names below.
+    /// Also descendants; for snapshots, those of the same names of descendants.
     pub recursive: bool,
-    /// Clones as well, wherever they are.
+    /// Also clones, wherever they are.
     pub clones: bool,
-    /// Unmount even what is in use.
+    /// Unmounts even file systems in use.
     pub force: bool,
-    /// Snapshots that are held or cloned go later.
+    /// Destroys snapshots with holds or clones later.
     pub deferred: bool,
-    /// Only say what would go.
+    /// Dry run: only reports the objects.
     pub dry: bool,
-    /// Nothing below, even where clones go.
+    /// No descendants, even where clones are destroyed.
     pub keep_below: bool,
 }
 
-/// What was, or would be, destroyed.
+/// Destroyed objects, or those of a dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destroyed {
-    /// The names, in the order of their going.
+    /// Their names, in the order of destruction.
     pub names: Vec<String>,
-    /// What that frees, bytes.
+    /// Space that this frees, bytes.
     pub freed: u64,
-    /// Snapshots that were named beside them and are not there.
+    /// Named snapshots that do not exist, where others did.
     #[serde(default)]
     pub missing: Vec<String>,
 }
 
-/// File systems to be destroyed, in an order in which that is possible, and snapshots of others.
+/// A plan: file systems to destroy, in a possible order, and snapshots of others.
 #[derive(Debug, Default)]
 pub(super) struct Doom {
     pub filesystems: Vec<u64>,
     pub snapshots: Vec<(u64, Vec<(Txg, String)>)>,
-    /// File systems whose half received difference follows one of the snapshots, and goes with it.
+    /// File systems with a partially received increment on top of one of the snapshots, which is discarded with it.
     pub partial: Vec<u64>,
-    /// Snapshots that were named and are not there.
+    /// Named snapshots that do not exist.
     pub missing: Vec<String>,
 }
 
 impl Doom {
-    /// As the engine takes it.
+    /// Converts the plan for the engine.
     pub fn destroy_set(&self, deferred: bool) -> DestroySet {
         let names = |snapshots: &[(Txg, String)]| snapshots.iter().map(|(_, name)| name.clone()).collect();
         let snapshots = self.snapshots.iter().map(|(id, snapshots)| (*id, names(snapshots))).collect();
@@ -64,7 +64,7 @@ impl Doom {
     }
 }
 
-/// Destroys.
+/// Destroys objects.
 pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy) -> Result<Destroyed, Refusal> {
     if let Some((filesystem, bookmark)) = what.target.split_once('#') {
         return one_bookmark(pool, mounts, what, filesystem, bookmark);
@@ -113,7 +113,7 @@ fn one_bookmark(
     Ok(Destroyed { names: vec![what.target.clone()], ..Destroyed::default() })
 }
 
-/// The names of what goes, and what that frees.
+/// Returns the names of the objects of a plan, and the space that is freed.
 pub(super) fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
     let mut destroyed = Destroyed { missing: doom.missing.clone(), ..Destroyed::default() };
     for id in &doom.filesystems {
@@ -134,7 +134,7 @@ pub(super) fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, 
     Ok(destroyed)
 }
 
-/// What destroying snapshots takes.
+/// Returns the plan for snapshots.
 pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
     let doing = format!("cannot destroy '{}'", what.target);
     let selection = SnapshotSelection::parse(&what.target)
@@ -148,7 +148,7 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
         let names: Vec<&str> = there.iter().map(|(_, row)| row.name.as_str()).collect();
         let places = match selection.select(&names) {
             Ok(places) => places,
-            // Those that are there go, as in ZFS; below, any of the names may be missing.
+            // The existing ones are destroyed, as in ZFS; of descendants, any of the names may be missing.
             Err(SelectionError::NoSnapshot(_)) => {
                 let (there, missing) = those_there(&selection, &names);
                 if !below {
@@ -175,7 +175,7 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
     Ok(doom)
 }
 
-/// Those of a selection that can be found, each part for itself, and the names that cannot.
+/// Selects the existing snapshots of a selection, range by range, and returns the names that do not exist.
 fn those_there(selection: &SnapshotSelection, names: &[&str]) -> (Vec<usize>, Vec<String>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for range in &selection.ranges {
@@ -183,7 +183,7 @@ fn those_there(selection: &SnapshotSelection, names: &[&str]) -> (Vec<usize>, Ve
         match one.select(names) {
             Ok(places) => found.extend(places),
             Err(SelectionError::NoSnapshot(name)) => missing.push(name),
-            // Another mistake in it was met before.
+            // Other errors in it were found before.
             Err(_) => {}
         }
     }
@@ -192,7 +192,7 @@ fn those_there(selection: &SnapshotSelection, names: &[&str]) -> (Vec<usize>, Ve
     (found, missing)
 }
 
-/// Sees to the clones of doomed snapshots and to what holds them.
+/// Adds the clones of the plan's snapshots, and refuses snapshots with holds.
 fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> Result<(), Refusal> {
     let mut clones = Vec::new();
     for (id, snapshots) in &doom.snapshots {
@@ -217,13 +217,13 @@ fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> R
     if what.clones && !clones.is_empty() {
         doom.filesystems = ordered(objects, closure(objects, &clones)?)?;
         no_holds(objects, &doom.filesystems)?;
-        // Snapshots of file systems that go themselves go with them.
+        // Snapshots of destroyed file systems are destroyed with them.
         doom.snapshots.retain(|(id, _)| !doom.filesystems.contains(id));
     }
     Ok(())
 }
 
-/// The names of the clones of a snapshot, with a half received difference to it (`%recv`) as in ZFS.
+/// Returns the names of the clones of a snapshot, with a partially received increment to it (`%recv`) as in ZFS.
 pub(super) fn clone_names(objects: &mut Objects<'_>, id: u64, txg: Txg) -> Result<Vec<String>, PoolError> {
     let mut names = Vec::new();
     for clone in objects.catalog.clones(id, txg)? {
@@ -242,7 +242,7 @@ fn held(snapshot: &str) -> Refusal {
     Refusal::new(Kind::Busy, format!("cannot destroy '{snapshot}': dataset is busy")).next(next)
 }
 
-/// What destroying a file system takes.
+/// Returns the plan for a file system.
 fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
     let name = Name::filesystem(&what.target);
     let name =
@@ -305,7 +305,7 @@ fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Re
     Ok(doom)
 }
 
-/// File systems with all below them, the clones of their snapshots, and so on.
+/// Returns file systems with all descendants, the clones of their snapshots, and so on.
 fn closure(objects: &Objects<'_>, from: &[u64]) -> Result<Vec<u64>, PoolError> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
@@ -325,11 +325,10 @@ fn closure(objects: &Objects<'_>, from: &[u64]) -> Result<Vec<u64>, PoolError> {
     Ok(found)
 }
 
-/// The same in an order in which each can be destroyed: after what lies below it, and after the
-/// clones of its snapshots.
+/// Sorts file systems so that each can be destroyed: after its descendants, and after the clones of its snapshots.
 fn ordered(objects: &mut Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, Refusal> {
     let among: HashSet<u64> = ids.iter().copied().collect();
-    // How many of the others have to go before each.
+    // Number of others to be destroyed before each.
     let mut before: HashMap<u64, usize> = ids.iter().map(|id| (*id, 0)).collect();
     let mut after: HashMap<u64, Vec<u64>> = HashMap::new();
     let mut named = Vec::with_capacity(ids.len());
@@ -343,7 +342,7 @@ fn ordered(objects: &mut Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, Refusal
             }
         }
     }
-    // What has to wait for nothing goes in the order of names, the last first.
+    // Those that depend on nothing are destroyed by name, the last first.
     named.sort();
     let mut ready: Vec<u64> = named.iter().map(|(_, id)| *id).filter(|id| before.get(id) == Some(&0)).collect();
     let mut order = Vec::with_capacity(ids.len());
@@ -378,7 +377,7 @@ fn no_holds(objects: &mut Objects<'_>, ids: &[u64]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Nobody may read what goes from here on; who does so already is let finish.
+/// Keeps new readers away from the objects of a plan; refused while one of them is being read.
 pub(super) fn going<'a>(
     pool: &'a Imported,
     mounts: &dyn Mounts,
@@ -389,7 +388,7 @@ pub(super) fn going<'a>(
     let mut meant: HashSet<(u64, Txg)> =
         doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| (*id, *txg))).collect();
     for id in &doom.filesystems {
-        // An origin that waits for its last clone goes with it.
+        // An origin with a deferred destroy is destroyed with its last clone.
         meant.extend(objects.known(*id)?.row.origin);
     }
     drop(objects);
@@ -402,8 +401,8 @@ pub(super) fn going<'a>(
     })
 }
 
-/// Ends the reading of snapshots that go. Whoever reads one, through a mount of its own or through
-/// the directory of its file system, keeps it.
+/// Unmounts the snapshots of a plan. One that is in use, by a mount of its own or through the
+/// `.zfs` directory, stops the destroy, unless `force`.
 pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> Result<(), Refusal> {
     let of_filesystems = mounts.mounted().into_iter().map(|mounted| mounted.what);
     let of_filesystems =
@@ -415,13 +414,13 @@ pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> 
     of_filesystems.chain(alone).try_for_each(|snapshot| mounts.unmount(snapshot, force))
 }
 
-/// Does what was worked out.
+/// Carries out a plan.
 pub(super) fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<(), Refusal> {
     let made = moves::unchosen(&mut Objects::now(pool, mounts), &doom.filesystems)?;
     let _going = going(pool, mounts, doom, &format!("cannot destroy '{}'", what.target))?;
     leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
-    // What is half received for them belongs to nobody then.
+    // Partially received states for them are discarded first.
     let halves = doom.filesystems.iter().chain(&doom.partial).try_for_each(|id| pool.pool.abort_below(*id));
     if let Err(error) = halves.and_then(|()| pool.pool.destroy_set(&doom.destroy_set(what.deferred))) {
         gone.back(mounts);
@@ -432,7 +431,7 @@ pub(super) fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what:
     Ok(())
 }
 
-/// Who has looked a snapshot up again while it went must not go on reading what is free now.
+/// Unmounts snapshots that were looked up again during their destruction, so that freed frames are not read.
 pub(super) fn forget_snapshots(mounts: &dyn Mounts, doom: &Doom) {
     if let Err(refusal) = leave_snapshots(mounts, doom, true) {
         tracing::warn!(%refusal, "a snapshot that is gone is still open");

@@ -1,4 +1,4 @@
-//! `diff`: what has changed from a snapshot to a later one, or to now. Told as it is found: a tree
+//! `diff`: changes from a snapshot to a later one, or to now. Each is sent when it is found: a tree
 //! of millions of changes needs no memory for them.
 
 use nacre_pool::engine::changes::{self, FileChange};
@@ -11,14 +11,14 @@ use super::refused;
 use crate::reading::{COMPARED, MARK, ReadGuard};
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
-/// One path that has changed.
+/// A changed path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// How.
+    /// Kind of the change.
     pub how: How,
     /// The path, below the mount point where there is one; bytes, as names have no encoding.
     pub path: Vec<u8>,
-    /// Of what kind the file is.
+    /// Type of the file.
     pub kind: FileKind,
     /// When its inode changed last, seconds since 1970 and nanoseconds.
     pub changed: (i64, u32),
@@ -28,18 +28,17 @@ pub struct Difference {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {
-    /// Content or attributes, or names in the directory. With how many names it has more than
-    /// before.
+    /// Content or attributes, or names in the directory. With the difference of its link counts.
     Modified(i64),
-    /// It is new.
+    /// Created.
     Added,
-    /// It is gone.
+    /// Removed.
     Removed,
-    /// It had this path.
+    /// Renamed from this path.
     Renamed(Vec<u8>),
 }
 
-/// What `diff -F` shows of a file.
+/// File type as `diff -F` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileKind {
@@ -59,10 +58,10 @@ pub enum FileKind {
     Socket,
 }
 
-/// A snapshot, of its file system.
+/// A snapshot: its file system and txg.
 type Moment = (u64, Txg);
 
-/// Tells each difference as a note in JSON.
+/// Sends each difference as a note in JSON.
 pub(super) fn run(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -82,7 +81,7 @@ pub(super) fn run(
             }
         };
         related(&mut objects, from, old, (id, later))?;
-        // What is nowhere mounted is told from its own root.
+        // Paths of a file system without a mount point start at its own root.
         let root = match objects.place(id)? {
             MountPointSetting::At(path) => path.into_os_string().into_encoded_bytes(),
             MountPointSetting::None | MountPointSetting::Legacy => Vec::new(),
@@ -95,8 +94,7 @@ pub(super) fn run(
     }
 }
 
-/// Both have to be of one line: an earlier snapshot of the same file system, or of what it was
-/// cloned from.
+/// Checks that `old` is an earlier snapshot of the same file system, or of its chain of origins.
 fn related(objects: &mut Objects<'_>, name: &str, old: Moment, new: (u64, Option<Txg>)) -> Result<(), Refusal> {
     let mut at = new;
     loop {
@@ -104,7 +102,7 @@ fn related(objects: &mut Objects<'_>, name: &str, old: Moment, new: (u64, Option
             return Ok(());
         }
         match objects.known(at.0)?.row.origin {
-            // The origin itself is a beginning as well.
+            // The origin itself is an earlier snapshot as well.
             Some((of, txg)) if of == old.0 && txg == old.1 => return Ok(()),
             Some((of, txg)) => at = (of, Some(txg)),
             None => {
@@ -115,8 +113,7 @@ fn related(objects: &mut Objects<'_>, name: &str, old: Moment, new: (u64, Option
     }
 }
 
-/// Looks at a file system as it is now through a snapshot that goes afterwards: what is compared
-/// must not change meanwhile.
+/// Compares with the live file system through a temporary snapshot, so that it does not change meanwhile.
 fn with_now(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -141,8 +138,7 @@ fn with_now(
     looked.and(gone)
 }
 
-/// Holds the snapshot that was made to be compared; somebody may have destroyed it at once, with
-/// all others.
+/// Protects the temporary snapshot from being destroyed; it may be gone already, destroyed with all others.
 fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<ReadGuard<'a>, Refusal> {
     let there = || {
         let there = Objects::now(pool, mounts).catalog.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
@@ -168,7 +164,7 @@ fn tell(
         if heard { Ok(()) } else { Err(PoolError::Refused("nobody listens any more".to_owned())) }
     });
     match told {
-        // Whoever asked has seen enough.
+        // The caller has disconnected.
         Err(_) if !heard => Ok(()),
         told => told.map_err(|error| refused(&format!("cannot diff '{name}'"), &error)),
     }

@@ -1,12 +1,13 @@
-//! What a difference of everything (`send -R -i`, `-R -I`) does besides to what is here: what the
-//! sender has renamed gets its new name, known by the guids of snapshots, before anything is
-//! received; with `-F`, what the sender has no more goes at the end.
+//! Renames and destroys that an incremental stream of a package (`send -R -i`, `-R -I`) brings:
+//! file systems and snapshots that the sender has renamed get their new names, matched by the guids
+//! of snapshots, before anything is received; with `-F`, objects that the sender has destroyed are
+//! destroyed at the end.
 //!
-//! What has a name that something else needs, and cannot have its own yet, is called `recv-...` for
-//! the moment: two have changed names, it moves below a file system that comes later in the stream,
-//! or it is to go. Invariants: nothing is destroyed before all of the stream has come; what was made
-//! here keeps its name. A receiver that dies in between leaves names for the moment, which the next
-//! one follows as well.
+//! An object whose name another one needs, and that cannot have its own new name yet, is called
+//! `recv-...` for the moment: two have exchanged their names, it moves below a file system that
+//! comes later in the stream, or it is to be destroyed. Invariants: nothing is destroyed before all
+//! of the stream has come; objects that were made here keep their names. A receiver that dies in
+//! between leaves temporary names, which the next one matches by guids as well.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -19,24 +20,24 @@ use super::refused;
 use super::renaming::{self, ToRename};
 use crate::{Imported, Kind, Mounts, Refusal};
 
-/// A stream of everything that is being received.
+/// State of receiving an incremental stream of a package.
 pub(super) struct Following<'a> {
     pool: &'a Imported,
     mounts: &'a dyn Mounts,
     what: &'a ToReceive,
     head: &'a StreamHead,
     there: There<'a>,
-    /// What the snapshot that it is the difference to was called here.
+    /// Local name of the snapshot that is the stream's incremental base.
     base: Option<String>,
 }
 
-/// The names of a snapshot at the sender: several, where it has been received there twice.
+/// Names of a snapshot at the sender: several, where it was received there twice.
 struct Names<'a> {
     first: &'a str,
     all: HashSet<&'a str>,
 }
 
-/// The names of all snapshots at the sender.
+/// Names of all snapshots at the sender.
 #[derive(Default)]
 struct SentNames<'a> {
     by_guid: HashMap<u64, Names<'a>>,
@@ -50,15 +51,15 @@ impl<'a> SentNames<'a> {
     }
 }
 
-/// What the sender has, by what it is looked for here: put together once, without the lock of
-/// administration, as its size is the sender's choice.
+/// Index of the sender's file systems and snapshots: built once, without the administration lock,
+/// as its size is the sender's choice.
 struct There<'a> {
-    /// The file systems that have the snapshot with a guid.
+    /// File systems that have the snapshot with a guid.
     filesystems: HashMap<u64, HashSet<&'a str>>,
     names: SentNames<'a>,
     /// The snapshots of each file system, name and guid.
     snapshots: HashMap<&'a str, Vec<(&'a str, u64)>>,
-    /// The names of all file systems here.
+    /// Local names of all of the sender's file systems.
     places: HashSet<String>,
 }
 
@@ -86,7 +87,7 @@ impl<'a> There<'a> {
     }
 }
 
-/// The snapshots of a file system here, and below what name the sender has it.
+/// Snapshots of a local file system, and the sender's name of it relative to the top.
 struct SnapshotsHere {
     id: u64,
     name: String,
@@ -94,20 +95,20 @@ struct SnapshotsHere {
     here: Vec<(u64, String)>,
 }
 
-/// The name of a file system below the topmost one, as streams have it.
+/// Returns the name of a file system relative to the topmost one, as streams have it.
 fn below_top(objects: &mut Objects<'_>, top: u64, id: u64) -> Result<String, Refusal> {
     let top = objects.known(top)?;
     let known = objects.known(id)?;
     Ok(known.name.strip_prefix(top.name.as_str()).unwrap_or_default().to_owned())
 }
 
-/// The file systems from the topmost one on, and which of them the sender has.
+/// The local file systems from the topmost one down, and which of them the sender has.
 struct Seen {
     top: u64,
     all: Vec<u64>,
-    /// Below what name the sender has it; empty: the name here is not changed.
+    /// The sender's name relative to the top; empty: the name here is not changed.
     matched: HashMap<u64, String>,
-    /// The sender has it still, but no snapshot of it.
+    /// The sender still has it, but no snapshot of it.
     bare: HashSet<u64>,
 }
 
@@ -118,7 +119,7 @@ impl Seen {
 }
 
 impl<'a> Following<'a> {
-    /// Renames what has to be renamed before the first snapshot comes.
+    /// Makes the renames that are needed before the first snapshot is received.
     pub fn begin(
         (pool, mounts): (&'a Imported, &'a dyn Mounts),
         (what, head): (&'a ToReceive, &'a StreamHead),
@@ -135,15 +136,15 @@ impl<'a> Following<'a> {
             rows.into_iter().find(|(_, row)| row.guid == first.from).map(|(_, row)| row.name)
         };
         let this = Self { pool, mounts, what, head, there, base };
-        // Where something is in the way, nothing is renamed.
+        // If an object is in the way, nothing is renamed.
         this.next_rename()?;
         this.snapshots()?;
         this.file_systems(done)?;
         Ok(this)
     }
 
-    /// The same for a difference whose file system is not where it goes: what that lies below may
-    /// have come now.
+    /// Repeats the renames for an incremental snapshot whose file system is not at its place: its
+    /// new parent may have been received by now.
     pub fn before(&self, filesystem: &str, done: &mut ReceivedStream) -> Result<(), Refusal> {
         if self.pool.pool.find(filesystem)?.is_some() {
             return Ok(());
@@ -151,7 +152,7 @@ impl<'a> Following<'a> {
         self.file_systems(done)
     }
 
-    /// All has come: what the sender has no more goes.
+    /// Ends the stream: objects that the sender has destroyed are destroyed.
     pub fn end(&self, done: &mut ReceivedStream) -> Result<(), Refusal> {
         self.file_systems(done)?;
         if self.what.force { self.give_up(done) } else { Ok(()) }
@@ -164,20 +165,20 @@ impl<'a> Following<'a> {
         let mut claims: HashMap<&str, Vec<u64>> = HashMap::new();
         let mut matched = HashMap::new();
         for id in &all {
-            // The newest one that both have tells; those before it may have been another's.
+            // The newest common snapshot identifies it; earlier ones may have been another file system's.
             let rows = objects.catalog.snapshot_rows(*id)?;
             let newest = rows.iter().filter(|(_, row)| sent.contains_key(&row.guid)).max_by_key(|(txg, _)| *txg);
             let Some(found) = newest.and_then(|(_, row)| sent.get(&row.guid)) else { continue };
             match (found.iter().next(), found.len()) {
                 (Some(below), 1) => claims.entry(below).or_default().push(*id),
-                // The sender has it twice itself.
+                // The sender has this snapshot in two file systems.
                 _ => drop(matched.insert(*id, String::new())),
             }
         }
         for (below, ids) in claims {
             let place = place_of(self.what, self.head, below)?;
             for id in &ids {
-                // Where several could be it, each keeps its name.
+                // Where several match, each keeps its name.
                 let below = if ids.len() == 1 || objects.known(*id)?.name == place { below } else { "" };
                 matched.insert(*id, below.to_owned());
             }
@@ -192,8 +193,8 @@ impl<'a> Following<'a> {
         Ok(Some(Seen { top, all, matched, bare }))
     }
 
-    /// File systems that took part in the stream before and are not at the sender any more, with
-    /// nothing below them that was made here.
+    /// Returns file systems that took part in the stream before and are not at the sender any more,
+    /// and have no descendants that were made here.
     fn no_longer_sent(&self, objects: &Objects<'_>, seen: &Seen) -> Result<HashSet<u64>, Refusal> {
         let Some(base) = &self.base else { return Ok(HashSet::new()) };
         let mut gone = HashSet::new();
@@ -254,7 +255,7 @@ impl<'a> Following<'a> {
         Ok(())
     }
 
-    /// One file system that is called otherwise now.
+    /// Returns the next rename of a file system: old and new name.
     fn next_rename(&self) -> Result<Option<(String, String)>, Refusal> {
         let mut objects = Objects::now(self.pool, self.mounts);
         let Some(seen) = self.see(&mut objects)? else { return Ok(None) };
@@ -269,7 +270,7 @@ impl<'a> Following<'a> {
             }
             Err(in_the_way(&top))
         };
-        // Those above before those below.
+        // Parents before children.
         let mut pending: Vec<(u64, String, String)> = Vec::new();
         for id in seen.all.iter().filter(|id| **id != seen.top) {
             let Some(below) = seen.matched.get(id).filter(|below| !below.is_empty()) else { continue };
@@ -288,7 +289,7 @@ impl<'a> Following<'a> {
             }
         }
         for (_, name, wanted) in &pending {
-            // What it lies below there has to be here, under its own name.
+            // Its new parent has to be here, under its own name.
             let above = objects.catalog.find(wanted.rsplit_once('/').map_or("", |(above, _)| above))?;
             let is_ready = above.is_some_and(|id| seen.stays(id) && !waits(id));
             let is_within = wanted.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('/'));
@@ -301,11 +302,11 @@ impl<'a> Following<'a> {
                 Some(id) if waits(id) || doomed.contains(&id) => {
                     return Ok(Some((wanted.clone(), aside(&objects, id)?)));
                 }
-                // It is what the sender has there as well; or what it lies below is not there yet.
+                // The name belongs to a file system that the sender has as well; or its parent is not there yet.
                 Some(_) | None => {}
             }
         }
-        // Something else comes under this name.
+        // Another file system will come under this name.
         for id in seen.all.iter().filter(|id| waits(**id) || doomed.contains(id)) {
             let name = objects.known(*id)?.name.clone();
             if comes.contains(&name) {
@@ -316,7 +317,7 @@ impl<'a> Following<'a> {
         Ok(None)
     }
 
-    /// Snapshots and file systems that the sender does not have any more go here as well.
+    /// Destroys snapshots and file systems that the sender does not have any more.
     fn give_up(&self, done: &mut ReceivedStream) -> Result<(), Refusal> {
         let there: HashSet<u64> = self.head.there.iter().map(|(_, _, guid)| *guid).collect();
         let (mut snapshots, mut filesystems) = (Vec::new(), Vec::new());
@@ -360,27 +361,27 @@ fn in_the_way(name: &str) -> Refusal {
         .next("rename it; what the sender has no more goes with -F")
 }
 
-/// The snapshots of a file system on their way to the names that the sender has for their guids.
+/// Renames of the snapshots of one file system to the names that the sender has for their guids.
 struct Renaming<'n> {
     /// Guid and name of each.
     here: Vec<(u64, String)>,
-    /// Which of them has a name.
+    /// Index of the snapshot that has a name.
     owners: HashMap<String, usize>,
     names: &'n SentNames<'n>,
-    /// What the sender does not have may be called otherwise.
+    /// Snapshots that the sender does not have may be renamed.
     force: bool,
     steps: Vec<(String, String)>,
 }
 
 impl<'n> Renaming<'n> {
-    /// The name that a snapshot is to get.
+    /// Returns the new name of a snapshot, if it changes.
     fn wanted(&self, at: usize) -> Option<&'n str> {
         let (guid, name) = self.here.get(at)?;
         let names = self.names.by_guid.get(guid)?;
         if names.all.contains(name.as_str()) { None } else { Some(names.first) }
     }
 
-    /// Gives a snapshot another name, and answers the one that is free now.
+    /// Renames a snapshot, and returns its old name, which is free now.
     fn rename(&mut self, at: usize, new: String) -> Result<String, String> {
         let Some((guid, name)) = self.here.get_mut(at) else { return Ok(String::new()) };
         if !self.names.by_guid.contains_key(guid) && !self.force {
@@ -393,14 +394,14 @@ impl<'n> Renaming<'n> {
         Ok(old)
     }
 
-    /// A name for the moment, which nobody wants.
+    /// Returns a temporary name that is not in use.
     fn aside(&self, at: usize) -> String {
         let guid = self.here.get(at).map_or(0, |(guid, _)| *guid);
         let is_free = |name: &String| !self.owners.contains_key(name) && !self.names.all.contains(name.as_str());
         (0_u32..).map(|number| format!("recv-{guid:x}-{number}")).find(is_free).unwrap_or_default()
     }
 
-    /// Gives those their names that can have them, and those that wait for a name which becomes free so.
+    /// Renames the ready snapshots, and those that wait for a name which becomes free by that.
     fn settle(
         &mut self,
         mut ready: VecDeque<usize>,
@@ -419,10 +420,10 @@ impl<'n> Renaming<'n> {
     }
 }
 
-/// In which order the snapshots of a file system get the names that the sender has for their guids;
-/// `comes`: the names that will be needed besides. What the sender does not have is in the way,
-/// unless it is given up. The work grows with the number of names, not with its square: the sender
-/// chooses it.
+/// Returns the renames, in their order, by which the snapshots of a file system get the names that
+/// the sender has for their guids; `comes`: further names that will be needed. A snapshot that the
+/// sender does not have is in the way, unless `force`. The work grows with the number of names, not
+/// with its square: the sender chooses it.
 fn steps(
     here: Vec<(u64, String)>,
     names: &SentNames<'_>,
@@ -480,7 +481,7 @@ mod tests {
         Ok(all.into_iter().map(|(guid, name)| format!("{guid}:{name} ")).collect())
     }
 
-    /// With work that grows with the square of their number it would not end.
+    /// With work that grows with the square of their number this would not end.
     #[test]
     fn very_many_snapshots_get_the_names_of_the_sender() {
         const MANY: u64 = 50_000;
@@ -489,7 +490,7 @@ mod tests {
         let mut sent = SentNames::default();
         names.iter().zip(0..).for_each(|(name, guid)| sent.add(guid, name));
         let steps = steps(here, &sent, &HashSet::new(), false).unwrap();
-        // One of the circle goes aside first.
+        // One of the cycle gets a temporary name first.
         assert_eq!(steps.len() as u64, MANY + 1);
         let mut all: HashSet<String> = (0..MANY).map(|guid| format!("s{guid}")).collect();
         for (old, new) in steps {
@@ -504,7 +505,7 @@ mod tests {
             (&[(1, "a"), (2, "b")][..], &[(1, "a"), (2, "c")][..], &[][..], false, Ok("1:a 2:c ")),
             (&[(1, "a"), (2, "b"), (3, "c")], &[(1, "b"), (2, "c"), (3, "a")], &[], false, Ok("1:b 2:c 3:a ")),
             (&[(1, "a"), (2, "b")], &[(1, "b"), (2, "a")], &[], false, Ok("1:b 2:a ")),
-            // What the sender has no more.
+            // Snapshots that the sender does not have any more.
             (&[(1, "a"), (9, "b")], &[(1, "b")], &[], false, Err("b")),
             (&[(1, "a"), (9, "b")], &[(1, "b")], &[], true, Ok("1:b 9:recv-9-0 ")),
             (&[(9, "b")], &[(1, "a")], &["b"], false, Ok("9:b ")),

@@ -8,16 +8,16 @@ use super::objects::{Objects, missing};
 use super::refused;
 use crate::{Imported, Kind, Mounts, Refusal};
 
-/// Tags to be set or taken away.
+/// Arguments of `hold` and `release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToHold {
     /// The tag.
     pub tag: String,
-    /// Of these snapshots.
+    /// The snapshots.
     pub snapshots: Vec<String>,
-    /// And of those with the same names of everything below.
+    /// Also snapshots of the same names of all descendants.
     pub recursive: bool,
-    /// Take it away.
+    /// Releases instead of sets.
     pub release: bool,
 }
 
@@ -28,11 +28,11 @@ pub struct Hold {
     pub snapshot: String,
     /// The tag.
     pub tag: String,
-    /// Since when, seconds since 1970.
+    /// When it was set, seconds since 1970.
     pub since: i64,
 }
 
-/// The snapshots of a name; with `recursive` those of the same name below as well.
+/// Returns the snapshot of a name; with `recursive` also those of the same name of descendants.
 fn selected(
     objects: &mut Objects<'_>,
     name: &str,
@@ -55,12 +55,12 @@ fn selected(
     Ok(found)
 }
 
-/// Whether this can be the tag of a hold.
+/// Whether a text can be the tag of a hold.
 fn is_tag(tag: &str) -> bool {
     !tag.is_empty() && tag.len() <= 255 && !tag.chars().any(char::is_control)
 }
 
-/// Whether this can be the tag of a new hold.
+/// Whether a text can be the tag of a new hold.
 pub(super) fn is_new_tag(tag: &str) -> bool {
     is_tag(tag) && !tag.starts_with('.')
 }
@@ -82,7 +82,7 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
                 let Some(txg) = objects.catalog.snapshot_named(id, &snapshot)? else { continue };
                 let there = objects.catalog.holds(id, txg)?.iter().any(|(tag, _)| *tag == what.tag);
                 let whole = format!("{}@{snapshot}", objects.known(id)?.name);
-                // A recursive release takes what there is.
+                // A recursive release takes the holds that exist.
                 if what.release && !there && what.recursive {
                     continue;
                 }
@@ -103,7 +103,7 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
     if wanted.is_empty() {
         return Err(Refusal::new(Kind::NotFound, format!("{doing}: no such tag on this dataset")));
     }
-    // What waits for its last hold goes with it.
+    // A snapshot with a deferred destroy is destroyed with its last hold.
     let _going = if what.release {
         let mut doom = Doom::default();
         {
@@ -122,7 +122,7 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
     pool.pool.hold_all(&named, &what.tag, !what.release).map_err(|error| refused(doing, &error))
 }
 
-/// The holds of snapshots.
+/// Lists the holds of snapshots.
 pub(super) fn list(
     pool: &Imported,
     mounts: &dyn Mounts,

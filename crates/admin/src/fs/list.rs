@@ -1,5 +1,4 @@
-//! `list` and `get`: which objects are meant, and what is shown of each. How it looks is the
-//! command's affair.
+//! `list` and `get`: which objects are selected, and their values. Output is formatted by the command.
 
 use nacre_pool::properties::{Property, Source};
 use serde::{Deserialize, Serialize};
@@ -9,16 +8,16 @@ use super::space::Uses;
 use super::values;
 use crate::{Imported, Mounts, Refusal};
 
-/// What is to be shown.
+/// Arguments of `list` and `get`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    /// Of what; nothing: of everything.
+    /// The objects; empty: all.
     pub names: Vec<String>,
-    /// So far below: 0 is the named ones only; `None` without a bound.
+    /// Depth of descendants: 0 is the named ones only; `None` without a bound.
     pub depth: Option<u64>,
-    /// Of which types; `None`: as the command does by itself.
+    /// Types of objects; `None`: the command's default.
     pub types: Option<Types>,
-    /// Which properties; `None`: all that an object has.
+    /// The properties; `None`: all that an object has.
     pub properties: Option<Vec<String>>,
 }
 
@@ -45,14 +44,14 @@ pub enum ObjectType {
     Bookmark,
 }
 
-/// An object with what is shown of it.
+/// An object with its shown values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedObject {
     /// Its whole name.
     pub name: String,
     /// Its type.
     pub is: ObjectType,
-    /// The txg of its making: the order of snapshots.
+    /// The txg in which it was made: the order of snapshots.
     pub created: u64,
     /// Its properties.
     pub values: Vec<Shown>,
@@ -67,30 +66,30 @@ pub struct Shown {
     pub value: Option<String>,
     /// Where it comes from.
     pub source: From,
-    /// What was received with a stream.
+    /// The value that was received with a stream.
     pub received: Option<String>,
 }
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum From {
-    /// It was set here.
+    /// Set here.
     Local,
-    /// It was received.
+    /// Received.
     Received,
-    /// It was set for this mount only.
+    /// Set for this mount only.
     Temporary,
-    /// It was set on this ancestor.
+    /// Set on this ancestor.
     Inherited(String),
-    /// Nobody set it.
+    /// The default.
     Default,
-    /// It is a figure, or there is none.
+    /// A figure, or no value.
     None,
 }
 
 impl From {
-    /// The engine's word in the command's.
+    /// Converts the engine's source.
     pub(super) fn of(source: Source) -> Self {
         match source {
             Source::Local => Self::Local,
@@ -103,8 +102,8 @@ impl From {
     }
 }
 
-/// What a walk shows by itself: named objects always, snapshots on the way only where the pool's
-/// `listsnapshots` is on.
+/// Returns the types that a walk shows: named objects always, snapshots of the walk only where the
+/// pool's `listsnapshots` is on.
 fn on_the_way(objects: &Objects<'_>, types: Option<Types>) -> Result<Types, Refusal> {
     Ok(match types {
         Some(types) => types,
@@ -124,7 +123,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
     })?;
     let mut objects = Objects::shown(pool, mounts);
     let mut listed = Vec::new();
-    // Once something has changed, any of those that follow may be gone.
+    // Once anything has changed, any of the following objects may be gone.
     let mut changed = false;
     for object in select(&mut objects, listing)? {
         changed |= objects.pause();
@@ -138,7 +137,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
         let mut shown = Vec::with_capacity(properties.len());
         let mut is_gone = false;
         for property in &properties {
-            // A stream may have brought very many.
+            // A stream may have brought very many properties.
             if objects.pause() {
                 changed = true;
                 is_gone = !objects.is_there(&object)?;
@@ -147,7 +146,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
                 break;
             }
             let value = values::of(&mut objects, &uses, &object, property)?;
-            // Whoever asks for all does not want to read what there is not.
+            // `all` omits properties without a value.
             if listing.properties.is_some() || value.value.is_some() {
                 shown.push(value);
             }
@@ -173,7 +172,7 @@ fn identity(objects: &mut Objects<'_>, object: &Object) -> Result<(ObjectType, u
     })
 }
 
-/// The objects that are meant, each once.
+/// Returns the selected objects, each once.
 fn select(objects: &mut Objects<'_>, listing: &Listing) -> Result<Vec<Object>, Refusal> {
     let types = on_the_way(objects, listing.types)?;
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! `create`, `clone`, `snapshot`, `bookmark`: what comes into being.
+//! `create`, `clone`, `snapshot`, `bookmark`: verbs that make objects.
 
 use nacre_pool::PoolError;
 use nacre_pool::engine::NewDataset;
@@ -11,40 +11,40 @@ use super::objects::{Object, Objects};
 use super::refused;
 use crate::{Imported, Kind, Mounts, Refusal};
 
-/// A file system to be made.
+/// Arguments of `create` and `clone`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToCreate {
     /// Its name.
     pub name: String,
-    /// The snapshot that it begins as; `None`: empty.
+    /// The origin snapshot of a clone; `None`: an empty file system.
     pub from: Option<String>,
-    /// Make those above it that are missing, and be content where it is there.
+    /// Makes missing ancestors, and succeeds where the file system exists.
     pub parents: bool,
-    /// It is not mounted.
+    /// Does not mount it.
     pub unmounted: bool,
-    /// Nothing is made: only whether it could be is looked at.
+    /// Dry run: only checks whether it could be made.
     #[serde(default)]
     pub dry: bool,
-    /// Its properties, as users write them.
+    /// Its properties, in the user's form.
     pub properties: Vec<(String, String)>,
 }
 
-/// Snapshots to be taken at one moment.
+/// Arguments of `snapshot`: snapshots to be taken at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToSnapshot {
-    /// `file system@name` each.
+    /// Names, each `file system@name`.
     pub names: Vec<String>,
-    /// Of everything below as well.
+    /// Also of all descendants.
     pub recursive: bool,
-    /// Properties of users that each is made with.
+    /// User properties of each new snapshot.
     pub properties: Vec<(String, String)>,
 }
 
-/// Makes a file system, or clones one; what could not be mounted is answered as sentences.
+/// Makes a file system, or a clone; returns a sentence if it could not be mounted.
 pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Result<Vec<String>, Refusal> {
     let doing = format!("cannot create '{}'", new.name);
     if new.parents && new.from.is_none() && new.name == pool.name() {
-        // The pool's own file system, which is there.
+        // The pool's own file system, which exists.
         return Ok(Vec::new());
     }
     let (parent, part) =
@@ -91,7 +91,7 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
     Ok(failed)
 }
 
-/// Whether a file system could be made; those above it that are missing would be made with it.
+/// Checks whether a file system could be made; missing ancestors would be made with it.
 fn judge(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -113,7 +113,7 @@ fn judge(
     Ok(Vec::new())
 }
 
-/// The dataset that a new one lies in; it and those above it are made where they are missing.
+/// Returns the parent of a new dataset; makes it and its ancestors where they are missing.
 pub(super) fn parent_of(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -186,7 +186,7 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
             }
         }
     }
-    // What write(2) has taken and the kernel still keeps belongs to it.
+    // Data that write(2) has accepted and the kernel still caches belongs to it.
     let doing = format!("cannot create snapshot '{}'", what.names.first().map_or("", String::as_str));
     let ids: Vec<u64> = wanted.iter().map(|(id, _)| *id).collect();
     mounts.at_one_moment(&ids, &mut |over| {
@@ -195,7 +195,7 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
     })
 }
 
-/// Those that have a state of their own: what is half received has none.
+/// Returns the datasets that have a state of their own: partially received ones have none.
 pub(super) fn settled(objects: &Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, PoolError> {
     let mut found = Vec::with_capacity(ids.len());
     for id in ids {

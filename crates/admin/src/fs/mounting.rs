@@ -1,4 +1,4 @@
-//! `mount` and `unmount`: of one file system, of all of a pool; at import and export as well.
+//! `mount` and `unmount`: of one file system or all of a pool; at import and export as well.
 
 use std::path::PathBuf;
 
@@ -8,42 +8,42 @@ use super::moves::{self, Mounting};
 use super::objects::{MountPointSetting, Objects};
 use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Progress, Refusal, What};
 
-/// What is to be mounted.
+/// Arguments of `mount`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToMount {
-    /// This file system; `None`: all whose properties ask for it.
+    /// The file system; `None`: all whose properties ask for it.
     pub name: Option<String>,
-    /// For this mount only: words of `-o`.
+    /// Temporary options of `-o`.
     pub words: Vec<String>,
-    /// Over a directory that is not empty as well.
+    /// Also over a directory that is not empty.
     pub overlay: bool,
-    /// There: what mount(8) mounts. Where it is told so by its properties alone otherwise.
+    /// The mount point of mount(8). Otherwise it is taken from the properties.
     #[serde(default)]
     pub at: Option<PathBuf>,
 }
 
-/// What is to be unmounted.
+/// Arguments of `unmount`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ToUnmount {
     /// A file system by its name.
     Name(String),
-    /// What is mounted there.
+    /// The mount at this path.
     At(PathBuf),
-    /// Everything.
+    /// All mounts.
     All,
 }
 
-/// A mount as it is listed.
+/// An entry of the list of mounts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountedAt {
     /// The file system.
     pub name: String,
-    /// Where.
+    /// The mount point.
     pub at: PathBuf,
 }
 
-/// Mounts one file system, or all. What could not be mounted of all is answered as sentences.
+/// Mounts one file system, or all; returns a sentence for each of all that failed.
 pub(super) fn mount(pool: &Imported, mounts: &dyn Mounts, what: &ToMount) -> Result<Vec<String>, Refusal> {
     let mut wanted = match &what.name {
         None => all(pool, mounts)?,
@@ -66,7 +66,7 @@ pub(super) fn mount(pool: &Imported, mounts: &dyn Mounts, what: &ToMount) -> Res
     Ok(Vec::new())
 }
 
-/// The file system of this name, if its mount is hidden.
+/// Returns the file system of this name, if its mount is hidden.
 fn hidden(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Result<Option<u64>, Refusal> {
     let hidden = mounts.hidden();
     let id = Objects::now(pool, mounts).filesystem("open", name)?;
@@ -124,7 +124,7 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
     }
 }
 
-/// Mounts a snapshot where mount(8) is told to, to be read only.
+/// Mounts a snapshot read-only, at the path given by mount(8).
 fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Result<(), Refusal> {
     let (snapshot, mut options) = {
         let mut objects = Objects::now(pool, mounts);
@@ -149,7 +149,7 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
     mounts.mount(snapshot, at, &options)
 }
 
-/// Those of all file systems that ask for it and are not mounted.
+/// Returns the mounts of all unmounted file systems whose properties ask for one.
 fn all(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<Mounting>, Refusal> {
     let mut objects = Objects::now(pool, mounts);
     let ids = objects.descendants(objects.catalog.root()?)?;
@@ -157,7 +157,7 @@ fn all(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<Mounting>, Refusal> {
     moves::wanted(&mut objects, &ids)
 }
 
-/// Words of `-o` for one mount.
+/// Parses `-o` options for one mount.
 fn words(options: &mut crate::MountOptions, words: &[String]) -> Result<(), Refusal> {
     for word in words {
         match word.as_str() {
@@ -181,7 +181,7 @@ fn words(options: &mut crate::MountOptions, words: &[String]) -> Result<(), Refu
     Ok(())
 }
 
-/// Unmounts what is asked for. Of all, what somebody uses stays, which is answered as sentences.
+/// Unmounts as asked. Of all, mounts in use stay; returns a sentence for each.
 pub(super) fn unmount_asked(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -198,7 +198,7 @@ pub(super) fn unmount_asked(
     }
 }
 
-/// Unmounts one after the other, what came last first; answers why the others stay.
+/// Unmounts all, in reverse order of mounting; returns why the remaining ones stay.
 fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
     let (mut staying, mut failed) = (Vec::<PathBuf>::new(), Vec::new());
     for mounted in mounts.mounted().into_iter().rev().filter(|mounted| mounted.what.snapshot.is_none()) {
@@ -222,7 +222,7 @@ fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
     failed
 }
 
-/// The file systems that are meant.
+/// Returns the selected file systems.
 fn unmounted_by(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount) -> Result<Vec<u64>, Refusal> {
     let objects = Objects::now(pool, mounts);
     match what {
@@ -245,7 +245,7 @@ fn unmounted_by(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount) -> Resul
     }
 }
 
-/// What is mounted, in the order of the mounts.
+/// Lists the mounts, in the order in which they were made.
 pub(super) fn list(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<MountedAt>, Refusal> {
     let heads: Vec<_> = mounts.mounted().into_iter().filter(|mounted| mounted.what.snapshot.is_none()).collect();
     let mut objects = Objects::now(pool, mounts);
@@ -255,8 +255,9 @@ pub(super) fn list(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<MountedAt
         .collect()
 }
 
-/// Mounts every file system whose properties ask for it, parents first: after an import. A file system that
-/// cannot be mounted is reported to `progress` and passed over; answers the number of reports.
+/// Mounts every file system whose properties ask for it, parents first: after an import. A file
+/// system that cannot be mounted is reported to `progress` and skipped; returns the number of
+/// reports.
 ///
 /// # Errors
 /// The catalog cannot be read.
@@ -269,7 +270,7 @@ pub fn mount_all(pool: &Imported, mounts: &dyn Mounts, progress: &mut dyn Progre
     Ok(failed.len() as u64)
 }
 
-/// Unmounts everything: before an export. Where one is in use, all stay.
+/// Unmounts everything: before an export. Where one is in use, all stay mounted.
 ///
 /// # Errors
 /// A mount in use, unless `force`.
@@ -298,14 +299,13 @@ pub fn unmount_all(pool: &Imported, mounts: &dyn Mounts, force: bool) -> Result<
     unmounted
 }
 
-/// Unmounts everything, even what is in use, whatever goes wrong on the way: the process is about
-/// to end.
+/// Unmounts everything, even mounts in use, despite errors: the process is about to end.
 ///
 /// # Errors
-/// What went wrong first; all the others were tried all the same.
+/// The first error; all other mounts were tried all the same.
 pub fn leave_all(mounts: &dyn Mounts) -> Result<(), Refusal> {
     let mut first = Ok(());
-    // What came last is on top.
+    // The last mount is on top.
     for mounted in mounts.mounted().into_iter().rev() {
         if let Err(refusal) = mounts.unmount(mounted.what, true) {
             tracing::error!(at = %mounted.at.display(), %refusal, "a mount did not end in order");

@@ -1,11 +1,12 @@
-//! What a change of names or properties means for mounts: which file systems have to leave their
-//! places, and which go where.
+//! Effects of changed names or properties on mounts: which file systems are unmounted, and where
+//! they are mounted again.
 //!
-//! The order is: see what will be (with [`Objects::pretend`]), unmount what leaves its place (those
-//! last that came first; nothing has changed where one is in use), change, mount (parents first),
-//! and give the rest their new options. Invariants: what cannot be unmounted stops the change, and
-//! what had been unmounted for it is mounted again, parents first; nothing is mounted over a
-//! directory in whose tree others of the pool are, so that none is hidden.
+//! The order is: determine the new state (with [`Objects::pretend`]), unmount what has to move (in
+//! reverse order of mounting; nothing has changed where one is in use), change, mount (parents
+//! first), and give the other mounts their new options. Invariants: a file system that cannot be
+//! unmounted stops the change, and those that had been unmounted for it are mounted again, parents
+//! first; nothing is mounted over a directory that has other mounts of the pool below it, so that
+//! none is hidden.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -20,22 +21,22 @@ use crate::{Imported, MountOptions, Mounted, Mounts, Refusal, What};
 pub(super) struct Mounting {
     /// The file system.
     pub id: u64,
-    /// Where.
+    /// The mount point.
     pub at: PathBuf,
-    /// How.
+    /// The mount options.
     pub options: MountOptions,
 }
 
-/// What has been unmounted, in the order in which it had been mounted.
+/// Unmounted file systems, in the order in which they had been mounted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gone(Vec<Mounted>);
 
-/// How deep a path lies: whoever mounts goes down, whoever unmounts goes up.
+/// Number of components of a path: mounting goes down, unmounting goes up.
 pub(super) fn depth(path: &Path) -> usize {
     path.components().count()
 }
 
-/// These file systems, and whatever is mounted below where they are: that has to leave before them.
+/// Returns these file systems and all mounted below them, which have to be unmounted first.
 pub(super) fn with_below(mounts: &dyn Mounts, ids: &[u64]) -> Vec<u64> {
     let all = mounts.mounted();
     let above: Vec<&Path> =
@@ -71,35 +72,35 @@ fn heads(mounts: &dyn Mounts) -> Vec<Mounted> {
     all
 }
 
-/// Whether one lies below the place of the other.
+/// Whether one mount point lies below the other.
 fn is_below(one: &Mounted, other: &Mounted) -> bool {
     one.at != other.at && one.at.starts_with(&other.at)
 }
 
-/// Whether a later mount hides an earlier one: it is at the same place, or above it.
+/// Whether a later mount hides an earlier one: it has the same mount point, or one above it.
 fn hides(later: &Mounted, earlier: &Mounted) -> bool {
     earlier.at.starts_with(&later.at)
 }
 
-/// How heads are unmounted.
+/// Mode of unmounting file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unmount {
-    /// In all mount namespaces; refused while one of them is used anywhere.
+    /// In all mount namespaces; refused while one is in use in any of them.
     Everywhere,
     /// Even while they are used; those that leave for the moment are refused while they are used.
     Forced,
-    /// In the pool's mount namespace: others keep their mounts.
+    /// In the pool's mount namespace only: others keep their mounts.
     Here,
 }
 
-/// Unmounts heads. Those that hide one of them leave their places for the moment as well, with what
-/// is below. Where one is in use, nothing has changed.
+/// Unmounts file systems. Mounts that hide one of them are unmounted for the moment as well, with
+/// the mounts below. Where one is in use, nothing has changed.
 pub(super) fn unmount(mounts: &dyn Mounts, ids: &[u64], force: bool) -> Result<Gone, Refusal> {
     unmount_as(mounts, ids, if force { Unmount::Forced } else { Unmount::Everywhere })
 }
 
-/// The same in the pool's mount namespace alone: where another one has mounted them as well, they are
-/// served there on.
+/// Unmounts file systems in the pool's mount namespace only: where another namespace has them
+/// mounted as well, they are still served there.
 pub(super) fn detach(mounts: &dyn Mounts, ids: &[u64]) -> Result<Gone, Refusal> {
     unmount_as(mounts, ids, Unmount::Here)
 }
@@ -111,7 +112,8 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
     let mut goes: Vec<bool> = Vec::with_capacity(leaving.len());
     for one in &leaving {
         let mut before = leaving.iter().zip(&goes).filter(|(_, goes)| **goes);
-        // It came later over one that goes or a directory above it, or lies below such a one.
+        // It was mounted later over one that is unmounted, or over a directory above it, or lies
+        // below a mount that is unmounted for the moment.
         let lifted = before.any(|(before, _)| hides(one, before) || !asked(before) && is_below(one, before));
         goes.push(lifted || asked(one));
     }
@@ -123,7 +125,7 @@ fn unmount_as(mounts: &dyn Mounts, ids: &[u64], how: Unmount) -> Result<Gone, Re
         are_free(mounts, &unforced)?;
     }
     let mut gone = Gone::default();
-    // What came last is on top, and nothing hides it.
+    // The last mount is on top, and nothing hides it.
     while let Some(mounted) = leaving.pop() {
         let unmounted = if how == Unmount::Here && asked(&mounted) {
             mounts.detach(mounted.what)
@@ -164,12 +166,12 @@ impl Gone {
         }
     }
 
-    /// Whether this file system is among them.
+    /// Whether this file system was unmounted.
     pub fn has(&self, id: u64) -> bool {
         self.0.iter().any(|mounted| mounted.what.dataset == id)
     }
 
-    /// The mounts of those of them that others than these are, as they were.
+    /// Previous mounts of the file systems that are not in `than`.
     pub fn others(&self, than: &[u64]) -> impl Iterator<Item = Mounting> {
         let others = self.0.iter().filter(move |mounted| !than.contains(&mounted.what.dataset));
         others.map(|mounted| Mounting {
@@ -179,8 +181,8 @@ impl Gone {
         })
     }
 
-    /// Removes the directories of those mounts that had made them, where they are empty: places
-    /// that nobody chose by hand.
+    /// Removes the mount points that the mounts of the file systems in `made` have created, where
+    /// they are empty: paths that were not set by hand.
     pub fn tidy(&self, mounts: &dyn Mounts, made: &HashSet<u64>) {
         for mounted in self.0.iter().rev().filter(|mounted| made.contains(&mounted.what.dataset)) {
             mounts.tidy(&mounted.at);
@@ -188,7 +190,7 @@ impl Gone {
     }
 }
 
-/// Makes mounts, parents first; what cannot be mounted is answered as sentences.
+/// Makes mounts, parents first; returns a sentence for each that failed.
 pub(super) fn mount(mounts: &dyn Mounts, mut wanted: Vec<Mounting>) -> Vec<String> {
     wanted.sort_by_key(|mounting| depth(&mounting.at));
     wanted.into_iter().filter_map(|mounting| mount_one(mounts, mounting).err()).map(sentence).collect()
@@ -198,8 +200,7 @@ fn sentence(refusal: Refusal) -> String {
     if refusal.next.is_empty() { refusal.what } else { format!("{}\n{}", refusal.what, refusal.next) }
 }
 
-/// Makes a mount. What the pool has mounted below its place would be hidden by it: that is
-/// unmounted for the moment.
+/// Makes a mount. It would hide mounts of the pool below its mount point: these are unmounted for the moment.
 pub(super) fn mount_one(mounts: &dyn Mounts, mounting: Mounting) -> Result<(), Refusal> {
     let Mounting { id, at, options } = mounting;
     let below = heads(mounts).into_iter().filter(|mounted| mounted.at != at && mounted.at.starts_with(&at));
@@ -214,8 +215,8 @@ pub(super) fn mount_one(mounts: &dyn Mounts, mounting: Mounting) -> Result<(), R
     mounted
 }
 
-/// Mounts those of these file systems again that are hidden, with what is below them; what cannot
-/// be is answered as sentences.
+/// Mounts the hidden ones of these file systems again, with those below them; returns a sentence
+/// for each that failed.
 pub(super) fn uncover(mounts: &dyn Mounts, ids: &[u64]) -> Vec<String> {
     let mut hidden = mounts.hidden();
     hidden.retain(|id| ids.contains(id));
@@ -229,7 +230,7 @@ pub(super) fn uncover(mounts: &dyn Mounts, ids: &[u64]) -> Vec<String> {
     failed
 }
 
-/// The mounts that these file systems ask for by their properties.
+/// The mounts that these file systems should have by their properties.
 pub(super) fn wanted(objects: &mut Objects<'_>, ids: &[u64]) -> Result<Vec<Mounting>, Refusal> {
     let mut found = Vec::new();
     for id in ids {
@@ -240,7 +241,7 @@ pub(super) fn wanted(objects: &mut Objects<'_>, ids: &[u64]) -> Result<Vec<Mount
     Ok(found)
 }
 
-/// Of these file systems those whose places nobody chose for themselves.
+/// Returns those of these file systems whose mount points are inherited or default.
 pub(super) fn unchosen(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refusal> {
     let mut found = HashSet::new();
     for id in ids {
@@ -251,7 +252,7 @@ pub(super) fn unchosen(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet
     Ok(found)
 }
 
-/// Of these file systems those that are mounted by mount(8): they stay where that has put them.
+/// Returns those of these file systems that are mounted by mount(8) (`legacy`): they keep their mounts.
 fn by_hand(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refusal> {
     let mut found = HashSet::new();
     for id in ids {
@@ -262,34 +263,34 @@ fn by_hand(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refus
     Ok(found)
 }
 
-/// Whether a mounted file system belongs where it is, by what [`Objects`] believes.
+/// Whether a mounted file system keeps its mount point, by the state in [`Objects`].
 fn stays(objects: &mut Objects<'_>, id: u64, at: &Path) -> Result<bool, Refusal> {
     Ok(objects.place(id)? == MountPointSetting::At(at.to_owned()) && objects.effective(id, "canmount")?.value != "off")
 }
 
-/// What is changed, and how it is done.
+/// A change of names or properties, and how it is applied.
 pub(super) struct Change<'a> {
-    /// The file systems whose places or options may be others afterwards.
+    /// The file systems whose mount points or options may change.
     pub affected: Vec<u64>,
-    /// Unmount even what is in use.
+    /// Unmount even those in use.
     pub force: bool,
-    /// Without directories for the mounts afterwards, nothing changes: this could not be done then.
+    /// Makes the mount points before the change, which is refused if one cannot be made; the text
+    /// begins that refusal.
     pub places: Option<&'a str>,
-    /// Makes the objects what they will be.
+    /// Enters the new state in the objects.
     pub foresee: &'a dyn Fn(&mut Objects<'_>) -> Result<(), Refusal>,
-    /// Does it.
+    /// Applies the change.
     pub apply: &'a dyn Fn() -> Result<(), Refusal>,
 }
 
-/// Makes the directories of mounts that are to be made, but for those within one another: these are
-/// in the file systems.
+/// Makes the directories of mounts that are to be made, except mount points inside of other new
+/// mounts: these lie in the file systems.
 fn make_places(mounts: &dyn Mounts, coming: &[Mounting]) -> Result<(), Refusal> {
     let is_within = |one: &Mounting| coming.iter().any(|other| one.at != other.at && one.at.starts_with(&other.at));
     coming.iter().filter(|one| !is_within(one)).try_for_each(|one| mounts.make_place(&one.at, &one.options))
 }
 
-/// Carries out a change with its consequences for mounts; what could not be mounted afterwards is
-/// answered as sentences.
+/// Applies a change with its effects on mounts; returns a sentence for each mount that failed afterwards.
 pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) -> Result<Vec<String>, Refusal> {
     let ids = &change.affected;
     let (before, made, leaving, legacy, coming) = {
@@ -321,7 +322,7 @@ pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) 
     }
     gone.tidy(mounts, &made);
     let mut after = wanted(&mut Objects::now(pool, mounts), ids)?;
-    // Whoever unmounted a file system by hand wants it to stay so.
+    // A file system that was unmounted by hand stays unmounted.
     after.retain(|mounting| gone.has(mounting.id) || !before.contains(&mounting.id));
     let moved: Vec<u64> = ids.iter().copied().filter(|id| !legacy.contains(id)).collect();
     after.extend(gone.others(&moved));
@@ -331,7 +332,7 @@ pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) 
     Ok(failed)
 }
 
-/// Gives the mounts among these file systems the options that they have by their properties now.
+/// Updates the options of the mounts of these file systems from their properties.
 pub(super) fn refresh(pool: &Imported, mounts: &dyn Mounts, ids: &[u64]) -> Result<(), Refusal> {
     let mut changed = Vec::new();
     {

@@ -1,8 +1,8 @@
-//! A pool that another machine writes to, imported to be read only: it goes on to what that one commits,
-//! and its mounts follow.
+//! A read-only import of a pool that another machine writes to: it follows the writer's commits,
+//! and its mounts with it.
 //!
-//! Called by the process that has the pool, every second or so, while no verb changes anything. Invariant:
-//! what fails is tried again the next time, from where it stopped.
+//! Called by the process that has imported the pool, every second or so, while no verb changes
+//! anything. Invariant: a step that fails is retried the next time, from where it stopped.
 
 use super::mounting::mount_all;
 use super::moves;
@@ -10,12 +10,12 @@ use super::objects::{MountPointSetting, Objects};
 use crate::imported::durable;
 use crate::{Imported, Mounts, Progress, Refusal, What};
 
-/// Goes on to the newest state that the writer has committed; answers whether there was one.
+/// Moves to the newest state that the writer has committed; returns whether there was one.
 ///
-/// With `mount`, file systems that are new are mounted.
+/// With `mount`, new file systems are mounted.
 ///
 /// # Errors
-/// What cannot be read, or mounted.
+/// A state that cannot be read, or mounted.
 pub fn follow(pool: &Imported, mounts: &dyn Mounts, mount: bool, progress: &mut dyn Progress) -> Result<bool, Refusal> {
     let followed = go_on(pool, mounts, mount, progress);
     pool.following.lock().error = followed.as_ref().err().map(|refusal| refusal.what.clone());
@@ -42,8 +42,8 @@ fn go_on(pool: &Imported, mounts: &dyn Mounts, mount: bool, progress: &mut dyn P
     Ok(true)
 }
 
-/// Mounts are where properties have them now: what is gone or belongs elsewhere is unmounted, also while it
-/// is used.
+/// Updates mounts to the current properties: destroyed file systems and those with another mount
+/// point are unmounted, even while they are in use.
 fn remount(pool: &Imported, mounts: &dyn Mounts) -> Result<(), Refusal> {
     let mounted = mounts.mounted();
     let leaving: Vec<What> = {
@@ -71,7 +71,7 @@ fn remount(pool: &Imported, mounts: &dyn Mounts) -> Result<(), Refusal> {
         }
         leaving
     };
-    // What came last is on top.
+    // The last mount is on top.
     for what in leaving.iter().rev() {
         mounts.unmount(*what, true)?;
     }

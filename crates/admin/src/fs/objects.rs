@@ -1,9 +1,8 @@
-//! What there is in a pool, as the verbs see it: file systems, snapshots and bookmarks by name,
-//! with their stored properties and mount points, in one consistent moment.
+//! File systems, snapshots and bookmarks of a pool by name, with their stored properties and mount
+//! points, in one consistent state.
 //!
-//! Invariant: it holds the lock of administration (see [`CatalogView`]), so it is dropped before
-//! anything of the engine or of the mounts is called; who looks at very much pauses
-//! ([`Objects::pause`]).
+//! Invariant: it holds the administration lock (see [`CatalogView`]), so it is dropped before the
+//! engine or the mounts are called; a verb that walks many objects pauses ([`Objects::pause`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,28 +19,28 @@ use nacre_pool::{Damage, PoolError, Txg};
 use crate::clock::moment;
 use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Refusal, Sharing};
 
-/// Something with a name.
+/// A named object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Object {
     /// A file system.
     Filesystem(u64),
     /// A snapshot.
     Snapshot {
-        /// Of which file system.
+        /// Its file system.
         of: u64,
-        /// When it was taken.
+        /// The txg in which it was taken.
         txg: Txg,
     },
     /// A bookmark.
     Bookmark {
-        /// Of which file system.
+        /// Its file system.
         of: u64,
-        /// What follows the `#`.
+        /// The part after the `#`.
         name: String,
     },
 }
 
-/// A file system as the catalog has it.
+/// A file system with its row and properties in the catalog (like ZFS' MOS).
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     /// Its whole name.
@@ -53,8 +52,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Has a property set to this canonical value, or its own value taken away; `masked`: that
-    /// which was received as well.
+    /// Enters a canonical value of a property, or removes the local value; `masked`: the received value as well.
     pub fn foresee(&mut self, name: &str, value: Option<&str>, masked: bool) {
         self.stored.retain(|(there, row)| there != name || row.source == PropertySource::Received && !masked);
         if let Some(value) = value {
@@ -64,43 +62,43 @@ impl Known {
     }
 }
 
-/// Where a file system belongs in the tree of directories.
+/// Mount point of a file system by its properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountPointSetting {
-    /// Nowhere.
+    /// Not mounted.
     None,
-    /// Where mount(8) is told to.
+    /// Mounted by mount(8).
     Legacy,
-    /// Here.
+    /// Mounted at this path.
     At(PathBuf),
 }
 
-/// So long others wait at least.
+/// Minimum time between two pauses, during which other threads wait for the lock.
 const AT_ONCE: Duration = Duration::from_millis(10);
 
-/// The pool's content, held still.
+/// The pool's objects, under the administration lock.
 pub(super) struct Objects<'a> {
     pub catalog: CatalogView<'a>,
     pool: &'a Imported,
     mounted: HashMap<u64, Mounted>,
-    /// Mounts that are not to be seen; none where nobody asks for them.
+    /// File systems with hidden mounts; empty where nothing asks for them.
     hidden: Vec<u64>,
     known: HashMap<u64, Rc<Known>>,
     lines: HashMap<u64, Rc<SnapshotLine>>,
-    /// When others had their turn last.
+    /// Time of the last pause.
     paused: Instant,
-    /// How long it took since then to read what is kept here.
+    /// Time spent since then on reading the rows that are cached here.
     reading: Duration,
 }
 
-/// A refusal of a name in ZFS' words.
+/// Error for a name that does not exist, in ZFS' words.
 pub(crate) fn missing(doing: &str, name: &str) -> Refusal {
     Refusal::new(Kind::NotFound, format!("cannot {doing} '{name}': dataset does not exist"))
         .next("'nacre fs list -t all' lists what there is")
 }
 
 impl<'a> Objects<'a> {
-    /// As they are now.
+    /// Locks the current state.
     pub fn now(pool: &'a Imported, mounts: &dyn Mounts) -> Self {
         let mounted = mounts.mounted().into_iter().filter(|mounted| mounted.what.snapshot.is_none());
         let mounted = mounted.map(|mounted| (mounted.what.dataset, mounted)).collect();
@@ -116,13 +114,13 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// The same for whoever shows which are mounted: those that are hidden are not.
+    /// Locks the current state for a listing: hidden mounts count as not mounted.
     pub fn shown(pool: &'a Imported, mounts: &dyn Mounts) -> Self {
         let hidden = mounts.hidden();
         Self { hidden, ..Self::now(pool, mounts) }
     }
 
-    /// A file system.
+    /// Returns a file system with its row and properties.
     pub fn known(&mut self, id: u64) -> Result<Rc<Known>, PoolError> {
         let mut unknown = Vec::new();
         let mut above: Option<Rc<Known>> = None;
@@ -152,12 +150,12 @@ impl<'a> Objects<'a> {
         above.ok_or(PoolError::Format(Damage::Structure("a file system that is none")))
     }
 
-    /// Makes believe that a file system is another, to see what would follow.
+    /// Replaces a file system's state, to examine the effects of a change.
     pub fn pretend(&mut self, id: u64, known: Known) {
         self.known.insert(id, Rc::new(known));
     }
 
-    /// The whole name of an object.
+    /// Returns the whole name of an object.
     pub fn name(&mut self, object: &Object) -> Result<String, PoolError> {
         Ok(match object {
             Object::Filesystem(id) => self.known(*id)?.name.clone(),
@@ -168,7 +166,7 @@ impl<'a> Objects<'a> {
         })
     }
 
-    /// The snapshots of a file system.
+    /// Returns the snapshots of a file system.
     pub fn line(&mut self, id: u64) -> Result<Rc<SnapshotLine>, PoolError> {
         if let Some(found) = self.lines.get(&id) {
             return Ok(Rc::clone(found));
@@ -180,11 +178,11 @@ impl<'a> Objects<'a> {
         Ok(found)
     }
 
-    /// Lets others have their turn from time to time: whoever lists very much calls it between two
-    /// objects. Answers whether anything has changed meanwhile; what was found before may be gone
-    /// then ([`Self::is_there`]).
+    /// Releases the lock for a moment from time to time: a verb that lists many objects calls it
+    /// between two of them. Returns whether anything has changed meanwhile; objects found before
+    /// may be gone then ([`Self::is_there`]).
     pub fn pause(&mut self) -> bool {
-        // What is read again after a change must not be most of the work.
+        // Reading again after a change must not be most of the work.
         if self.paused.elapsed() < AT_ONCE.max(self.reading * 4) {
             return false;
         }
@@ -197,7 +195,7 @@ impl<'a> Objects<'a> {
         changed
     }
 
-    /// Whether there is such an object still.
+    /// Whether an object still exists.
     pub fn is_there(&self, object: &Object) -> Result<bool, PoolError> {
         match object {
             Object::Filesystem(id) => self.catalog.is_there(*id, None),
@@ -209,14 +207,14 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// A file system by its whole name.
+    /// Finds a file system by its whole name.
     pub fn filesystem(&self, doing: &str, name: &str) -> Result<u64, Refusal> {
         Name::filesystem(name)
             .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
         self.catalog.find(name)?.ok_or_else(|| missing(doing, name))
     }
 
-    /// A snapshot by its whole name.
+    /// Finds a snapshot by its whole name.
     pub fn snapshot(&self, doing: &str, name: &str) -> Result<(u64, Txg), Refusal> {
         let (filesystem, snapshot) = Name::snapshot(name)
             .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
@@ -225,7 +223,7 @@ impl<'a> Objects<'a> {
         Ok((of, txg))
     }
 
-    /// Anything by its whole name.
+    /// Finds an object by its whole name.
     pub fn open(&self, doing: &str, name: &str) -> Result<Object, Refusal> {
         match Name::parse(name)
             .map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?
@@ -240,7 +238,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// A file system and everything below it, parents first.
+    /// Returns a file system and all below it, parents first.
     pub fn descendants(&self, id: u64) -> Result<Vec<u64>, PoolError> {
         let mut found = vec![id];
         let mut at = 0;
@@ -251,7 +249,7 @@ impl<'a> Objects<'a> {
         Ok(found)
     }
 
-    /// Does something with the chain of a file system and its ancestors.
+    /// Calls `with` with the chain of a file system and its ancestors.
     pub fn with_chain<R>(&mut self, id: u64, with: impl FnOnce(&[Level<'_>]) -> R) -> Result<R, PoolError> {
         let mut line = Vec::new();
         let mut at = id;
@@ -265,7 +263,7 @@ impl<'a> Objects<'a> {
         Ok(with(&levels))
     }
 
-    /// The value of a stored property of the table that holds for a file system.
+    /// Returns the effective value of a property that the table knows and the catalog stores.
     pub fn effective(&mut self, id: u64, name: &str) -> Result<Effective, Refusal> {
         let property = dataset_property(name).map_err(|error| Refusal::new(Kind::Invalid, error.to_string()))?;
         let found = self.with_chain(id, |chain| effective(&property, chain))?;
@@ -276,7 +274,7 @@ impl<'a> Objects<'a> {
         Ok(self.effective(id, property)?.value == value)
     }
 
-    /// The mount point of a file system as it is shown: with the place of this import.
+    /// Returns the mount point of a file system as it is shown: with the `altroot` and the home of this import.
     pub fn mountpoint(&mut self, id: u64) -> Result<Effective, Refusal> {
         let Effective { mut value, source } = self.effective(id, "mountpoint")?;
         if source == Source::Default {
@@ -293,7 +291,7 @@ impl<'a> Objects<'a> {
         Ok(Effective { value, source })
     }
 
-    /// Where a file system belongs.
+    /// Returns the mount point of a file system.
     pub fn place(&mut self, id: u64) -> Result<MountPointSetting, Refusal> {
         Ok(match self.mountpoint(id)?.value.as_str() {
             "none" => MountPointSetting::None,
@@ -302,7 +300,7 @@ impl<'a> Objects<'a> {
         })
     }
 
-    /// Where a file system is to be mounted without anybody asking for it.
+    /// Returns where a file system is mounted automatically, if it is.
     pub fn wanted(&mut self, id: u64) -> Result<Option<PathBuf>, Refusal> {
         if !self.is(id, "canmount", "on")? || self.catalog.is_half(id)? {
             return Ok(None);
@@ -313,7 +311,7 @@ impl<'a> Objects<'a> {
         })
     }
 
-    /// How a file system is mounted by its properties.
+    /// Returns the mount options of a file system by its properties.
     pub fn options(&mut self, id: u64) -> Result<MountOptions, Refusal> {
         Ok(MountOptions {
             source: self.known(id)?.name.clone(),
@@ -333,22 +331,22 @@ impl<'a> Objects<'a> {
         })
     }
 
-    /// The mount of a file system.
+    /// Returns the mount of a file system.
     pub fn mounted(&self, id: u64) -> Option<&Mounted> {
         self.mounted.get(&id)
     }
 
-    /// Whether a file system is mounted and to be seen.
+    /// Whether a file system is mounted and not hidden.
     pub fn is_seen(&self, id: u64) -> bool {
         self.mounted.contains_key(&id) && !self.hidden.contains(&id)
     }
 
-    /// The file system that is mounted there.
+    /// Returns the file system that is mounted there.
     pub fn mounted_at(&self, at: &Path) -> Option<u64> {
         self.mounted.values().find(|mounted| mounted.at == at).map(|mounted| mounted.what.dataset)
     }
 
-    /// Whether the pool's own property is on.
+    /// Whether a property of the pool is on.
     pub fn pool_has(&self, name: &str) -> Result<bool, PoolError> {
         Ok(self.catalog.properties(0)?.iter().any(|(there, row)| there == name && row.value == "on"))
     }

@@ -1,9 +1,8 @@
-//! `receive`: where the snapshots of a stream go, which properties they bring, and what becomes of
-//! mounts.
+//! `receive`: the target of a stream's snapshots, the properties that they bring, and the effects on mounts.
 //!
-//! Invariants: a file system that is received is mounted when all of it is there; what the sender
-//! says of mount points and of set-user-id bits is believed only as far as no place and nobody here
-//! is harmed.
+//! Invariants: a received file system is mounted when all of it is there; the stream's mount points
+//! and set-user-id settings are accepted only where they harm no directory and no user of this
+//! machine.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -22,45 +21,45 @@ use super::objects::Objects;
 use super::{holds, moves, refused};
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
-/// Where a stream goes.
+/// Arguments of `receive`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToReceive {
-    /// A file system, a snapshot, or what the file systems lie below.
+    /// A file system, a snapshot, or the parent of the received file systems.
     pub into: String,
-    /// Named as where they come from, but for the pool.
+    /// Uses the sender's names without the pool (`-d`).
     pub but_pool: bool,
-    /// Named as the last part of where they come from.
+    /// Uses the last part of the sender's names (`-e`).
     pub last_part: bool,
-    /// What is there besides is given up.
+    /// Rolls back or destroys what is in the way (`-F`).
     pub force: bool,
-    /// What is in use is unmounted for the moment.
+    /// Unmounts file systems in use for the moment.
     #[serde(default)]
     pub unmount: bool,
-    /// Mount nothing.
+    /// Mounts nothing.
     pub unmounted: bool,
-    /// What has come stays if the stream is cut.
+    /// Keeps the partially received state if the stream is cut (`-s`).
     pub resumable: bool,
-    /// Receive nothing: only say what would be.
+    /// Dry run: receives nothing, only reports.
     pub dry: bool,
-    /// Properties that are set here.
+    /// Properties to set here.
     pub properties: Vec<(String, String)>,
-    /// Properties of the stream that do not count here.
+    /// Properties of the stream to ignore.
     pub except: Vec<String>,
-    /// Nothing that came is held.
+    /// Sets no holds of the stream.
     #[serde(default)]
     pub no_holds: bool,
 }
 
-/// What was received.
+/// Result of `receive`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReceivedStream {
-    /// The snapshots: where from, where to, whether it was all of it, bytes.
+    /// The snapshots: name at the sender, name here, whether it is a full stream, bytes.
     pub snapshots: Vec<(String, String, bool, u64)>,
-    /// What could not be done besides.
+    /// Sentences about parts that failed.
     pub sentences: Vec<String>,
 }
 
-/// The bytes of a stream, as the caller passes them on.
+/// The bytes of a stream from the caller.
 struct Incoming<'p> {
     progress: &'p mut dyn Progress,
 }
@@ -71,16 +70,17 @@ impl Read for Incoming<'_> {
     }
 }
 
-/// Directories of the system that nothing is mounted over because a stream says so.
+/// System directories that a stream's mount point may not cover.
 const OF_THE_SYSTEM: [&str; 4] = ["/", "/home", "/tmp", "/var"];
 
-/// Directories in which nothing is mounted either, nor over them: a new name there can be configuration, or a program.
+/// Directories that a stream's mount point may not cover or lie in: a new name there can be
+/// configuration, or a program.
 const IN_THE_SYSTEM: [&str; 14] = [
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/root", "/run", "/sbin", "/sys",
     "/usr",
 ];
 
-/// Whether a stream may not say that something is mounted there. In homes, hidden names are configuration.
+/// Whether a stream's mount point there is refused. In homes, hidden names are configuration.
 fn is_of_the_system(at: &Path) -> bool {
     let is_hidden = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b".");
     OF_THE_SYSTEM.iter().any(|path| at == Path::new(path))
@@ -134,8 +134,8 @@ struct Earlier {
 }
 
 impl Earlier {
-    /// None where it is not there; and where it is half received, as it has not been shown yet, and its
-    /// rest may come from another stream.
+    /// Returns none where the file system does not exist; also where it is partially received, as
+    /// it has not been mounted yet, and the remainder may come from another stream.
     fn of(pool: &Imported, mounts: &dyn Mounts, there: Option<u64>) -> Result<Option<Self>, Refusal> {
         let Some(id) = there else { return Ok(None) };
         let mut objects = Objects::now(pool, mounts);
@@ -146,7 +146,7 @@ impl Earlier {
         Ok(Some(Self { id, stored: objects.known(id)?.stored.clone(), harmful }))
     }
 
-    /// Whether a property was set or masked here: what is received of it does not hold.
+    /// Whether a property was set or masked here: a received value has no effect.
     fn has_own(&self, name: &str) -> bool {
         self.stored.iter().any(|(stored, row)| stored == name && row.source != PropertySource::Received)
     }
@@ -170,7 +170,7 @@ impl Earlier {
     }
 }
 
-/// Receives.
+/// Receives a stream.
 pub(super) fn receive(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -186,7 +186,7 @@ pub(super) fn receive(
     let mut done = ReceivedStream::default();
     let mut new = Vec::new();
     let came = snapshots(pool, mounts, what, &head, &mut reader, &mut done, &mut new);
-    // What has come is there, and is used: whatever became of the rest.
+    // What was received is there, and is mounted, even if the remainder failed.
     if !what.unmounted && !what.dry {
         let wanted = moves::wanted(&mut Objects::now(pool, mounts), &new)?;
         done.sentences.extend(moves::mount(mounts, wanted));
@@ -194,7 +194,7 @@ pub(super) fn receive(
     came.map(|()| done)
 }
 
-/// Receives all snapshots of a stream; which file systems are `new`.
+/// Receives all snapshots of a stream; adds new file systems to `new`.
 fn snapshots<R: Read>(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -205,7 +205,7 @@ fn snapshots<R: Read>(
     new: &mut Vec<u64>,
 ) -> Result<(), Refusal> {
     let doing = "cannot receive";
-    // How a difference of everything is told: by its first snapshot.
+    // Whether it is an incremental stream of a package is known from its first snapshot.
     let mut following: Option<Option<Following<'_>>> = None;
     loop {
         let received = reader.next().map_err(|error| said(doing, &error))?;
@@ -244,14 +244,14 @@ fn said(doing: &str, error: &StreamError) -> Refusal {
     }
 }
 
-/// The whole name here of what the stream has there below its topmost file system.
+/// Returns the local name of a file system of the stream, given its name relative to the topmost one.
 pub(super) fn place_of(what: &ToReceive, head: &StreamHead, below: &str) -> Result<String, Refusal> {
-    // Any name of a snapshot tells the file system.
+    // Any snapshot name gives the file system.
     let any = SnapshotHead { below: below.to_owned(), name: "@any".to_owned(), ..SnapshotHead::default() };
     Ok(target(what, head, &any)?.split('@').next().unwrap_or_default().to_owned())
 }
 
-/// The whole name of the snapshot here.
+/// Returns the local name of a snapshot of the stream.
 fn target(what: &ToReceive, head: &StreamHead, snapshot: &SnapshotHead) -> Result<String, Refusal> {
     let invalid = |why: String| Refusal::new(Kind::Invalid, format!("cannot receive into '{}': {why}", what.into));
     let (into, given) = match what.into.split_once('@') {
@@ -270,7 +270,7 @@ fn target(what: &ToReceive, head: &StreamHead, snapshot: &SnapshotHead) -> Resul
         (_, true) => format!("{into}/{}", head.root.rsplit('/').next().unwrap_or_default()),
         _ => into.to_owned(),
     };
-    // Otherwise it would be beside the target: "in" and "b" are "inb".
+    // Otherwise it would not be below the target: "in" and "b" are "inb".
     if !snapshot.below.is_empty() && !snapshot.below.starts_with('/') {
         return Err(invalid(format!(
             "invalid stream ('{}' is no name below a file system)",
@@ -282,15 +282,15 @@ fn target(what: &ToReceive, head: &StreamHead, snapshot: &SnapshotHead) -> Resul
     Ok(name)
 }
 
-/// Names the snapshot that was not received. Its name is no part of the first line: that has the words of ZFS, which
-/// replication programs look for.
+/// Adds the name of the snapshot that was not received. It is not in the first line: that has the
+/// words of ZFS, which replication programs look for.
 fn with_target(refusal: Refusal, target: &str) -> Refusal {
     let separator = if refusal.next.is_empty() { "" } else { "\n" };
     let next = format!("the stream was to become '{target}'{separator}{}", refusal.next);
     refusal.next(next)
 }
 
-/// Receives a snapshot; answers the file system where it is new.
+/// Receives a snapshot; returns its file system where it is new.
 #[expect(clippy::too_many_arguments, reason = "one snapshot of a stream, with all that the stream says")]
 fn one<R: Read>(
     pool: &Imported,
@@ -309,11 +309,11 @@ fn one<R: Read>(
     };
     let (parent, part) = place(pool, mounts, what, filesystem, doing)?;
     let there = pool.pool.find(filesystem)?;
-    // What has come whole of a stream of everything before it was cut is passed over.
+    // Snapshots of a package that were received whole before the stream was cut are skipped.
     if head.package && !what.dry && has_come(pool, mounts, there, snapshot.guid)? {
         return skip(reader, snapshot, doing).map(|()| None);
     }
-    // Whoever names an origin says that this is a clone of it.
+    // A given origin makes this a clone of it.
     let is_clone = snapshot.from != 0 && there.is_none() && what.properties.iter().any(|(name, _)| name == "origin");
     let snapshot = &SnapshotHead { clone: snapshot.clone || is_clone, ..snapshot.clone() };
     let earlier = Earlier::of(pool, mounts, there)?;
@@ -360,7 +360,7 @@ fn has_come(pool: &Imported, mounts: &dyn Mounts, there: Option<u64>, guid: u64)
     Ok(rows.iter().any(|(_, row)| row.guid == guid))
 }
 
-/// The dataset above, and the last part of the name.
+/// Returns the parent dataset, and the last part of the name.
 fn place(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -378,7 +378,7 @@ fn place(
     Ok((parent, part.to_owned()))
 }
 
-/// Takes the rows of a snapshot.
+/// Receives the rows of a snapshot.
 fn take<R: Read>(
     reader: &mut StreamReader<R>,
     snapshot: &SnapshotHead,
@@ -403,7 +403,7 @@ fn skip<R: Read>(reader: &mut StreamReader<R>, snapshot: &SnapshotHead, doing: &
     }
 }
 
-/// What was received stays, or goes: whoever asked is told how to go on.
+/// Ends a cut stream: keeps or discards the received part, and names the next step in the refusal.
 fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
     let text = receiving.token().text();
     let refusal = said(doing, error);
@@ -416,10 +416,10 @@ fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
     }
 }
 
-/// The snapshot is there; whoever uses the file system has its files.
+/// Makes the snapshot visible; users of the file system get its files.
 fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doing: &str) -> Result<(), Refusal> {
     let id = receiving.target();
-    // Before anybody has to wait.
+    // Checked before writes are held.
     receiving.check_shape().map_err(|error| refused(doing, &error))?;
     if !receiving.replaces() {
         return receiving.finish().map(drop).map_err(|error| refused(doing, &error));
@@ -491,13 +491,13 @@ fn bringing(
         }
         own.push((name.clone(), Setting::Received(value.clone())));
         let from_above = given(name) && !snapshot.below.is_empty() && property.check_inherit().is_ok();
-        // What was set here stays, as zfs-receive(8) has it.
+        // Values that were set here stay, as in zfs-receive(8).
         let is_set = earlier.is_some_and(|earlier| earlier.has_own(name));
         if from_above || excepted(name) && !given(name) && !is_set {
             own.push((name.clone(), Setting::Inherit));
         }
     }
-    // Of a package, what is given holds for the first one and is inherited by all below.
+    // In a package, given values are set on the first file system and inherited by its descendants.
     if snapshot.below.is_empty() {
         let given = what.properties.iter().filter(|(name, _)| name != "origin");
         own.extend(given.map(|(name, value)| (name.clone(), Setting::Local(value.clone()))));
@@ -515,7 +515,7 @@ fn bringing(
             }
             let is_harmful = match earlier {
                 None => sent.unwrap_or(default) != "off",
-                // All that was there goes.
+                // All that was there is replaced.
                 Some(earlier) if snapshot.from == 0 => sent.unwrap_or(default) != "off" && !earlier.has_own(name),
                 // What is allowed here already was allowed here.
                 Some(earlier) => sent.is_some_and(|value| {
@@ -536,7 +536,7 @@ fn bringing(
     Ok(own)
 }
 
-/// A stream's mount point hides nothing that is there.
+/// Checks that a stream's mount point covers no system directory, no other content and no mount.
 fn free_place(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -551,7 +551,7 @@ fn free_place(
         Some(altroot) => altroot.join(value.trim_start_matches('/')),
         None => PathBuf::from(value),
     };
-    // Without slashes at the end, and without two of them in a row.
+    // Normalized: without slashes at the end, and without two of them in a row.
     let at: PathBuf = at.components().collect();
     let there = mounts.mounted().into_iter().find(|mounted| mounted.at == at);
     if there.as_ref().is_some_and(|there| earlier.is_some_and(|earlier| there.what == What::head(earlier.id))) {
@@ -569,14 +569,14 @@ fn free_place(
     Ok(())
 }
 
-/// Properties of the snapshot itself.
+/// Returns the user properties of the snapshot itself.
 fn of_snapshot(snapshot: &SnapshotHead) -> Vec<(String, Setting)> {
     let users =
         snapshot.of_snapshot.iter().filter(|sent| matches!(dataset_property(&sent.name), Ok(Property::User(_))));
     users.map(|sent| (sent.name.clone(), Setting::Received(sent.value.clone()))).collect()
 }
 
-/// `receive -A`: what is half received goes.
+/// `receive -A`: discards a partially received state.
 pub(super) fn abort(pool: &Imported, name: &str) -> Result<(), Refusal> {
     let doing = format!("cannot abort receive of '{name}'");
     let invalid = |error: nacre_pool::names::NameError| Refusal::new(Kind::Invalid, format!("{doing}: {error}"));

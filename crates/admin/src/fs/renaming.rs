@@ -10,20 +10,20 @@ use super::objects::{Known, Objects};
 use super::refused;
 use crate::{Imported, Kind, Mounts, Refusal};
 
-/// Another name for something.
+/// Arguments of `rename`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToRename {
-    /// What.
+    /// The object.
     pub from: String,
-    /// The new name; of a snapshot also what follows the `@` alone.
+    /// The new name; for a snapshot also the part after the `@` alone.
     pub to: String,
-    /// Make the file systems above it that are missing.
+    /// Makes missing ancestors.
     pub parents: bool,
-    /// The snapshots of this name of everything below as well.
+    /// Also renames the snapshots of this name of all descendants.
     pub recursive: bool,
-    /// Mounts stay where they are.
+    /// Keeps mounts where they are.
     pub unmounted: bool,
-    /// Unmount even what is in use.
+    /// Unmounts even file systems in use.
     pub force: bool,
 }
 
@@ -31,7 +31,7 @@ fn invalid(what: &ToRename, why: impl std::fmt::Display) -> Refusal {
     Refusal::new(Kind::Invalid, format!("cannot rename '{}': {why}", what.from))
 }
 
-/// Gives something another name; what could not be mounted afterwards is answered as sentences.
+/// Renames an object; returns a sentence for each mount that failed afterwards.
 pub(super) fn rename(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<Vec<String>, Refusal> {
     let name = Name::parse(&what.from).map_err(|error| invalid(what, error))?;
     if what.from == what.to {
@@ -178,7 +178,7 @@ pub(super) fn promote(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Resul
         }
         (id, from)
     };
-    // Snapshots go from one to the other: who reads them would not find them by their old names.
+    // Snapshots move from one to the other: a reader would not find them by their old names.
     let busy = |_| {
         Refusal::new(Kind::Busy, format!("{doing}: dataset is busy"))
             .next("'nacre fs diff' reads it: wait for that, or end it")

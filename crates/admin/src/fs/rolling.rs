@@ -1,4 +1,4 @@
-//! `rollback`: a file system becomes what a snapshot is.
+//! `rollback`: restores a file system to a snapshot.
 
 use std::collections::HashSet;
 
@@ -10,32 +10,31 @@ use super::objects::Objects;
 use super::{moves, refused};
 use crate::{Imported, Kind, Mounts, Refusal};
 
-/// Where to go back to.
+/// Arguments of `rollback`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToRollBack {
     /// The snapshot.
     pub snapshot: String,
-    /// Newer snapshots and bookmarks go.
+    /// Destroys newer snapshots and bookmarks.
     pub newer: bool,
-    /// And the clones of these.
+    /// And their clones.
     pub clones: bool,
-    /// Unmount even what is in use.
+    /// Unmounts even file systems in use.
     pub force: bool,
 }
 
-/// What stands between a head and a snapshot of it.
+/// Objects that are newer than the snapshot and have to be destroyed.
 struct Between {
     id: u64,
     part: String,
     filesystem: String,
-    /// The newer snapshots, the oldest first, as they are called behind the `@`.
+    /// The newer snapshots, the oldest first, by the part after the `@`.
     snapshots: Vec<String>,
     bookmarks: Vec<String>,
     clones: Vec<String>,
 }
 
-/// Rolls back, while it is mounted and in use. What is mounted below it is unmounted for that and
-/// mounted again.
+/// Rolls a file system back while it is mounted and in use. Mounts below it are unmounted for that and mounted again.
 pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack) -> Result<(), Refusal> {
     let doing = format!("cannot rollback to '{}'", what.snapshot);
     let between = between(&mut Objects::now(pool, mounts), what)?;
@@ -59,7 +58,7 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     }
     let (doom, made) = doomed(&mut Objects::now(pool, mounts), &between, what)?;
     let _going = destroying::going(pool, mounts, &doom, &doing)?;
-    // Nothing that the kernel still keeps may come after the files are others. What cannot be
+    // No cached write of the kernel may come after the files were exchanged. A mount that cannot be
     // unmounted is in use: nothing has changed yet.
     mounts.settle(&[between.id])?;
     destroying::leave_snapshots(mounts, &doom, what.force)?;
@@ -90,7 +89,7 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     rolled
 }
 
-/// What stands between, as it is destroyed; and the clones whose places nobody chose.
+/// Returns the newer objects as a plan, and the clones whose mount points are inherited or default.
 fn doomed(objects: &mut Objects<'_>, between: &Between, what: &ToRollBack) -> Result<(Doom, HashSet<u64>), Refusal> {
     let (Some(first), Some(last)) = (between.snapshots.first(), between.snapshots.last()) else {
         return Ok(Default::default());

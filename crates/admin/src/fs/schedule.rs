@@ -1,13 +1,14 @@
-//! `snapshot` by a schedule: one run takes a snapshot with a dated name and destroys those that
-//! earlier runs took and that the rule does not keep.
+//! `snapshot` by a schedule: one run takes a snapshot with a dated name and destroys snapshots of
+//! earlier runs that the rule does not keep.
 //!
 //! Invariants:
-//! - Only snapshots of the same label are looked at: those that carry [`PROPERTY`] as a value of
-//!   their own and still have the name that they got. Whoever renames one, or takes its property
-//!   away, keeps it.
-//! - The order is that in which they were taken, never that of their dates. A clock that jumps moves
-//!   the new snapshot into another period and no other, so what a run destroys is one snapshot for
-//!   each number of the rule at most, beside what could not be destroyed before.
+//! - Only snapshots of the same label are considered: those that carry [`PROPERTY`] as a local
+//!   value and still have the name that they got. One that was renamed, or has lost the property,
+//!   is kept.
+//! - The order is that in which they were taken, never that of their dates. A clock that jumps
+//!   moves the new snapshot into another period and no other, so a run destroys at most one
+//!   snapshot for each number of the rule, in addition to snapshots that could not be destroyed
+//!   before.
 //! - The snapshot of the run itself stays, and nothing is destroyed where it could not be taken.
 
 use std::collections::HashSet;
@@ -22,10 +23,10 @@ use super::making::{ToSnapshot, settled, snapshot};
 use super::objects::Objects;
 use crate::{Imported, Kind, Mounts, Refusal, clock};
 
-/// The property that says which label a snapshot was taken for.
+/// The property with the label for which a snapshot was taken.
 pub const PROPERTY: &str = "nacre:schedule";
 
-/// What of a rule's periods a moment lies in. All are those of UTC.
+/// A kind of period of a retention rule. Periods are in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Period {
@@ -47,7 +48,7 @@ impl Period {
     /// All, the shortest first.
     pub const ALL: [Period; 6] = [Self::Frequent, Self::Hourly, Self::Daily, Self::Weekly, Self::Monthly, Self::Yearly];
 
-    /// As it is written.
+    /// Returns its name.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -60,7 +61,7 @@ impl Period {
         }
     }
 
-    /// The number of the period in which a moment lies, seconds since 1970.
+    /// Number of the period in which a moment (seconds since 1970) lies.
     fn number(self, seconds: i64) -> i64 {
         let days = seconds.div_euclid(86_400);
         match self {
@@ -81,45 +82,44 @@ impl Period {
 /// A run of a schedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToSchedule {
-    /// Of these file systems.
+    /// The file systems.
     pub names: Vec<String>,
-    /// And of everything below.
+    /// Also all descendants.
     pub recursive: bool,
-    /// What the names of the snapshots begin with; schedules with other labels are no concern of
-    /// this one.
+    /// Prefix of the names of the snapshots; snapshots of other labels are ignored.
     pub label: String,
-    /// Of how many of the newest periods that have any snapshot the last one is kept.
+    /// Number of newest periods with snapshots, of each of which the last snapshot is kept.
     pub keep: Vec<(Period, u64)>,
-    /// Properties of users that each snapshot is made with.
+    /// User properties of each new snapshot.
     pub properties: Vec<(String, String)>,
-    /// Only say what would be done.
+    /// Dry run: only reports the actions.
     pub dry: bool,
-    /// What of a run is done.
+    /// The steps to carry out.
     #[serde(default)]
     pub part: SchedulePart,
 }
 
-/// What of a run of a schedule is done.
+/// Steps of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SchedulePart {
-    /// All of it.
+    /// All.
     #[default]
     Whole,
-    /// Nothing is destroyed.
+    /// Takes snapshots, destroys none.
     Take,
-    /// Nothing is taken; snapshots that were received with such a property are meant as well.
+    /// Destroys snapshots, takes none; snapshots that were received with the property are included.
     Prune,
 }
 
-/// What a run did, or would do.
+/// Result of a run, or of a dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scheduled {
     /// The snapshots that were taken.
     pub taken: Vec<String>,
-    /// Those that were destroyed.
+    /// The snapshots that were destroyed.
     pub destroyed: Vec<String>,
-    /// Those that the rule does not keep and that stay, each with the reason.
+    /// Snapshots that the rule does not keep but that stay, each with the reason.
     pub stay: Vec<(String, String)>,
 }
 
@@ -143,7 +143,7 @@ fn dated(label: &str, seconds: i64) -> String {
     format!("{label}-{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Whether a name is one that [`dated`] makes, or such a one with a number behind it.
+/// Whether a name is made by [`dated`], with or without a number after it.
 fn is_dated(label: &str, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(label) else { return false };
     let form = b"-0000-00-00T00:00:00Z";
@@ -153,9 +153,9 @@ fn is_dated(label: &str, name: &str) -> bool {
         && rest.get(form.len()..).is_some_and(|more| more.is_empty() || more.starts_with('-'))
 }
 
-/// Which of some snapshots a rule keeps; `taken` are the moments, in the order of taking.
+/// Returns which snapshots a rule keeps; `taken` are their times, in the order of taking.
 fn kept(taken: &[i64], keep: &[(Period, u64)]) -> HashSet<usize> {
-    // The newest stays whatever the rule says.
+    // The newest stays by any rule.
     let mut kept: HashSet<usize> = taken.len().checked_sub(1).into_iter().collect();
     for (period, most) in keep {
         let mut found = HashSet::new();
@@ -171,7 +171,7 @@ fn kept(taken: &[i64], keep: &[(Period, u64)]) -> HashSet<usize> {
     kept
 }
 
-/// Whether a snapshot was taken by a schedule of this label, and is to be there still.
+/// Whether a snapshot was taken by a schedule of this label, and is not yet to be destroyed.
 fn is_of(what: &ToSchedule, row: &SnapshotRow, properties: &[(String, PropertyRow)]) -> bool {
     let (label, received) = (&what.label, what.part == SchedulePart::Prune);
     let own = |(name, row): &(String, PropertyRow)| {
@@ -180,7 +180,8 @@ fn is_of(what: &ToSchedule, row: &SnapshotRow, properties: &[(String, PropertyRo
     is_dated(label, &row.name) && !row.deferred && properties.iter().any(own)
 }
 
-/// One run: takes the snapshots, all of them at one moment, then destroys what is left over.
+/// Carries out one run: takes the snapshots, all of them at one moment, then destroys those that
+/// the rule does not keep.
 pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, what: &ToSchedule) -> Result<Scheduled, Refusal> {
     let invalid = |why: String| Refusal::new(Kind::Invalid, format!("cannot take snapshots by a schedule: {why}"));
     if what.keep.iter().all(|(_, most)| *most == 0) {
@@ -205,7 +206,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, what: &ToSchedule) -> Re
     let mut left_over = Doom::default();
     {
         let mut objects = Objects::now(pool, mounts);
-        // One that was made or destroyed since then is a matter of the next run.
+        // A file system that was made or destroyed since then is left to the next run.
         for id in ids {
             if !objects.catalog.is_there(id, None)? {
                 continue;
@@ -227,7 +228,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, what: &ToSchedule) -> Re
     Ok(done)
 }
 
-/// The file systems that are meant, each once.
+/// Returns the selected file systems, each once.
 fn selected(objects: &Objects<'_>, what: &ToSchedule) -> Result<Vec<u64>, Refusal> {
     let mut ids = Vec::new();
     for name in &what.names {
@@ -237,8 +238,8 @@ fn selected(objects: &Objects<'_>, what: &ToSchedule) -> Result<Vec<u64>, Refusa
     Ok(ids)
 }
 
-/// The name, or with a number behind it where it is taken: a clock that went back names the same
-/// second again.
+/// Returns the name, with a number after it where it is in use: a clock that was set back gives the
+/// same second again.
 fn free_name(objects: &mut Objects<'_>, ids: &[u64], name: &str) -> Result<String, Refusal> {
     let mut candidate = name.to_owned();
     for number in 2_u64.. {
@@ -254,7 +255,7 @@ fn free_name(objects: &mut Objects<'_>, ids: &[u64], name: &str) -> Result<Strin
     Ok(candidate)
 }
 
-/// What the rule does not keep of a file system, but for what cannot go, which is told.
+/// Returns the snapshots of a file system that the rule does not keep; those that cannot be destroyed are reported.
 fn left_over_of(
     objects: &Objects<'_>,
     id: u64,
@@ -289,7 +290,7 @@ fn left_over_of(
     Ok(found)
 }
 
-/// Destroys what is left over: all at once, or one after the other where somebody reads one.
+/// Destroys the snapshots: all at once, or one after the other where one of them is being read.
 fn destroy(pool: &Imported, mounts: &dyn Mounts, doom: Doom, dry: bool, done: &mut Scheduled) -> Result<(), Refusal> {
     if doom.snapshots.is_empty() {
         return Ok(());
@@ -346,7 +347,7 @@ mod tests {
     const HOUR: i64 = 3600;
     const DAY: i64 = 24 * HOUR;
 
-    /// What is there after runs at these moments, each of which destroys what is left over.
+    /// Snapshots that exist after runs at these moments, each of which destroys those that the rule does not keep.
     fn after(runs: impl IntoIterator<Item = i64>, keep: &[(Period, u64)]) -> Vec<i64> {
         let mut there: Vec<i64> = Vec::new();
         for now in runs {

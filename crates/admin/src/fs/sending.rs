@@ -1,6 +1,6 @@
-//! `send`: which snapshots a stream has, and what is said of them. The rows are the engine's.
+//! `send`: the snapshots of a stream, and their headers. The engine sends the rows.
 //!
-//! Invariant: what is sent is held, so that nobody destroys it meanwhile.
+//! Invariant: snapshots that are sent are held, so that they are not destroyed meanwhile.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -18,25 +18,25 @@ use super::refused;
 use crate::clock::moment;
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
-/// So many snapshots a stream can tell of: its first record is not longer than a record may be.
+/// Maximum number of snapshots that a stream lists: they have to fit into its first record.
 const THERE_MOST: usize = 20_000;
 
-/// A stream that is asked for.
+/// Arguments of `send`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToSendStream {
     /// The snapshot.
     pub snapshot: String,
-    /// What it is the difference to: `@NAME`, `#NAME`, or a whole name.
+    /// The incremental base: `@NAME`, `#NAME`, or a whole name.
     pub from: Option<String>,
-    /// With all snapshots between.
+    /// With all intermediate snapshots (`-I`).
     pub between: bool,
-    /// With everything below, and all snapshots before.
+    /// With all descendants, and all earlier snapshots (`-R`).
     pub package: bool,
     /// With properties.
     pub properties: bool,
-    /// Of these, those that were received, even where others hold here.
+    /// Received values of these, even where others are effective here.
     pub received: bool,
-    /// With `package`: file systems without the snapshot are passed over.
+    /// With `package`: skips file systems without the snapshot.
     #[serde(default)]
     pub skip_missing: bool,
     /// With holds.
@@ -44,48 +44,48 @@ pub struct ToSendStream {
     /// With properties of snapshots.
     #[serde(default)]
     pub of_snapshots: bool,
-    /// Frames as they are stored.
+    /// Sends frames as they are stored.
     pub stored: bool,
-    /// Only say what would be sent.
+    /// Dry run: only reports the stream.
     pub dry: bool,
-    /// Tell each second how far it is.
+    /// Reports progress each second.
     pub progress: bool,
-    /// Go on where a receiver has come to.
+    /// Resumes a partially received stream by its token.
     pub token: Option<String>,
-    /// `snapshot` is a file system: what it has half received.
+    /// `snapshot` is a file system: sends its partially received state.
     #[serde(default)]
     pub saved: bool,
 }
 
-/// What was sent, or would be.
+/// Summary of a stream that was sent, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SentStream {
-    /// The snapshots: what each is the difference to, its name, bytes.
+    /// The snapshots: incremental base, name, bytes.
     pub snapshots: Vec<(Option<String>, String, u64)>,
-    /// File systems that were passed over, with everything below them.
+    /// File systems that were skipped, with all their descendants.
     #[serde(default)]
     pub skipped: Vec<String>,
 }
 
-/// What a token says.
+/// Content of a resume token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resumed {
-    /// The snapshot where it was sent from.
+    /// Name of the snapshot at the sender.
     pub name: String,
     /// Its guid.
     pub guid: u64,
-    /// The guid of what it is the difference to; 0: of none.
+    /// GUID of the incremental base; 0: none.
     pub from: u64,
     /// The file that was received last.
     pub object: u64,
-    /// Where in it.
+    /// Offset in it.
     pub offset: u64,
-    /// What was received, bytes.
+    /// Bytes received.
     pub bytes: u64,
 }
 
 impl Resumed {
-    /// What a token says.
+    /// Decodes a resume token.
     #[must_use]
     pub fn of(token: &ResumeToken) -> Self {
         let number = |at: usize| {
@@ -103,16 +103,16 @@ impl Resumed {
     }
 }
 
-/// One snapshot of a stream.
+/// A snapshot of a stream.
 struct Item {
     what: ToSend,
     head: SnapshotHead,
     from: Option<String>,
-    /// All of it that has come here: the stream ends without its end.
+    /// Set if only a part of it has come here: the stream ends without its end record.
     half: Option<Saved>,
 }
 
-/// What a snapshot may be the difference to.
+/// An incremental base.
 #[derive(Clone)]
 struct Base {
     there: Earlier,
@@ -121,7 +121,7 @@ struct Base {
     clone: bool,
 }
 
-/// Sends.
+/// Sends a stream.
 pub(super) fn send(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -174,7 +174,7 @@ pub(super) fn send(
             })
             .map_err(named)?;
         if item.half.is_some() {
-            // Whoever receives it has half of it then.
+            // The receiver has a part of it then.
             return Ok(done);
         }
         writer.record(&Record::SnapshotEnd(item.head.guid)).map_err(named)?;
@@ -191,10 +191,10 @@ fn failed(name: &str, error: &StreamError) -> Refusal {
     }
 }
 
-/// What is sent, and what is said of it.
+/// The stream's header, its snapshots, and its summary.
 type Planned = (StreamHead, Vec<Item>, SentStream);
 
-/// Where a receiver has come to.
+/// Plans a stream that continues at a resume token.
 fn resumed(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream, text: &str) -> Result<Planned, Refusal> {
     let invalid = |why: String| Refusal::new(Kind::Invalid, format!("cannot resume send: {why}"));
     let token = ResumeToken::parse(text).map_err(|error| invalid(error.to_string()))?;
@@ -230,7 +230,7 @@ fn resumed(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream, text: &str
     let root = objects.known(to.0)?.name.clone();
     let stored = ToSendStream { stored: token.stored, ..what.clone() };
     let mut item = item(&mut objects, &stored, &root, to, &row, base)?;
-    // The receiver knows it by the name of the first time.
+    // The receiver knows it by the name of the first attempt.
     item.head.name = if token.name.is_empty() { name } else { token.name.clone() };
     item.head.after.clone_from(&token.after);
     item.what.after.clone_from(&token.after);
@@ -238,7 +238,7 @@ fn resumed(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream, text: &str
     Ok((head, vec![item], SentStream::default()))
 }
 
-/// What is half received here, as the one who sent it called it.
+/// Plans a stream of a partially received state here, under the sender's name.
 fn saved(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream) -> Result<Planned, Refusal> {
     let doing = format!("cannot send '{}'", what.snapshot);
     let invalid = |why: &str| Refusal::new(Kind::Invalid, format!("{doing}: {why}"));
@@ -297,7 +297,7 @@ fn planned(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream) -> Result<
     let mut sent: HashSet<u64> = HashSet::new();
     let (mut skipped, mut passed_over) = (Vec::new(), HashSet::new());
     while !waiting.is_empty() {
-        // A clone comes after what it is a clone of.
+        // A clone comes after its origin.
         let ready = waiting.iter().position(|id| {
             let origin = objects.known(*id).ok().and_then(|known| known.row.origin);
             origin.is_none_or(|(of, _)| !among.contains(&of) || sent.contains(&of))
@@ -306,7 +306,7 @@ fn planned(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream) -> Result<
         sent.insert(id);
         let name = objects.known(id)?.name.clone();
         let below = name.strip_prefix(&root).unwrap_or_default().to_owned();
-        // One without snapshots is there as well.
+        // A file system without snapshots exists as well.
         head.there.push((below.clone(), String::new(), 0));
         for (_, row) in objects.catalog.snapshot_rows(id)? {
             head.there.push((below.clone(), row.name, row.guid));
@@ -342,7 +342,7 @@ fn planned(pool: &Imported, mounts: &dyn Mounts, what: &ToSendStream) -> Result<
         line(&mut objects, &all, &root, (id, to), base, &mut items)?;
     }
     if head.there.len() > THERE_MOST {
-        // The receiver gives up nothing then.
+        // The receiver destroys nothing then.
         (head.package, head.there) = (false, Vec::new());
     }
     if items.is_empty() {
@@ -357,13 +357,13 @@ fn known_base(objects: &mut Objects<'_>, moment: Moment, clone: bool) -> Result<
     Ok(Base { there: Earlier::Snapshot(moment), guid: row.guid, name, clone })
 }
 
-/// A snapshot that may be gone, as its bookmark has it.
+/// Returns a base from a bookmark, whose snapshot may be gone.
 fn marked(objects: &mut Objects<'_>, of: u64, part: &str, row: &BookmarkRow) -> Result<Base, Refusal> {
     let name = format!("{}#{part}", objects.known(of)?.name);
     Ok(Base { there: Earlier::Bookmark(row.txg), guid: row.guid, name, clone: false })
 }
 
-/// What a snapshot is sent as the difference to.
+/// Returns the incremental base of a snapshot.
 fn base(objects: &mut Objects<'_>, what: &ToSendStream, to: Moment, from: &str) -> Result<Base, Refusal> {
     let invalid = |why: &str| Refusal::new(Kind::Invalid, format!("cannot send '{}': {why}", what.snapshot));
     let filesystem = objects.known(to.0)?.name.clone();
@@ -378,7 +378,7 @@ fn base(objects: &mut Objects<'_>, what: &ToSendStream, to: Moment, from: &str) 
             let there = objects.catalog.snapshot_rows(of)?.into_iter().find(|(_, there)| there.guid == row.guid);
             match there {
                 Some((txg, _)) => (of, txg),
-                // What was born later is enough to tell what has changed, in the same history.
+                // Birth txgs after the bookmark's are enough to find the changes, in the same history.
                 None if of == to.0 && row.txg < to.1 => return marked(objects, of, &part, &row),
                 None => return Err(invalid(earlier)),
             }
@@ -392,7 +392,7 @@ fn base(objects: &mut Objects<'_>, what: &ToSendStream, to: Moment, from: &str) 
     known_base(objects, moment, clone)
 }
 
-/// The snapshots of a file system up to one.
+/// Plans the snapshots of a file system up to one.
 fn line(
     objects: &mut Objects<'_>,
     what: &ToSendStream,
@@ -456,14 +456,14 @@ fn item(
     Ok(Item { what: send, head, from, half: None })
 }
 
-/// The rules for names that hold in a file system.
+/// Returns the name-matching properties of a file system.
 fn spelling_of(objects: &mut Objects<'_>, id: u64) -> Result<Vec<SentProperty>, Refusal> {
     let rules = ["casesensitivity", "normalization", "utf8only"].into_iter();
     let sent = |name: &str| Ok(SentProperty { name: name.to_owned(), value: objects.effective(id, name)?.value });
     rules.map(sent).collect()
 }
 
-/// The properties that travel: those that are set, or were received.
+/// Returns the properties to send: local and received ones.
 fn properties(rows: &[(String, PropertyRow)], received: bool) -> Vec<SentProperty> {
     let mut sent: Vec<SentProperty> = Vec::new();
     let mut put = |name: &str, row: &PropertyRow| {

@@ -1,4 +1,4 @@
-//! `set` and `inherit`: properties change, and mounts follow.
+//! `set` and `inherit`: change properties and update mounts.
 
 use nacre_pool::engine::{Edit, Setting};
 use nacre_pool::properties::{Property, PropertyError, dataset_property};
@@ -9,16 +9,16 @@ use super::objects::{Object, Objects};
 use super::{refused, sharing, values};
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
-/// Properties to be changed.
+/// Arguments of `set` and `inherit`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToSet {
-    /// Of these file systems and snapshots.
+    /// The file systems and snapshots.
     pub names: Vec<String>,
-    /// And of everything below.
+    /// Also all descendants.
     pub recursive: bool,
-    /// The properties, as users write them, with their new values.
+    /// The properties, in the user's form, with their new values.
     pub properties: Vec<(String, NewValue)>,
-    /// Leave mounts where they are.
+    /// Keeps mounts where they are.
     #[serde(default)]
     pub unmounted: bool,
 }
@@ -27,24 +27,24 @@ pub struct ToSet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NewValue {
-    /// This one, as users write it.
+    /// A local value, in the user's form.
     Local(String),
-    /// That of the file system above, or the default.
+    /// The parent's value, or the default.
     Inherit,
-    /// What was received with a stream.
+    /// The value that was received with a stream.
     Received,
 }
 
-/// A change of one property, checked.
+/// A checked change of one property.
 struct Checked {
-    /// As it is stored.
+    /// Name in its stored form.
     name: String,
     setting: Setting,
-    /// The canonical value, for what can be foreseen.
+    /// The canonical value, to determine the effects on mounts.
     value: Option<String>,
 }
 
-/// Changes properties; what could not be mounted afterwards is answered as sentences.
+/// Changes properties; returns a sentence for each mount that failed afterwards.
 pub(super) fn set(
     pool: &Imported,
     mounts: &dyn Mounts,
@@ -94,15 +94,14 @@ pub(super) fn set(
     Ok(failed)
 }
 
-/// What a change of properties is for.
+/// Objects of a change of properties.
 #[derive(Default)]
 struct Targets {
     filesystems: Vec<u64>,
     snapshots: Vec<(u64, String)>,
 }
 
-/// The objects that are named, and with `recursive` what lies below: of users' properties also the
-/// snapshots there.
+/// Returns the named objects, and with `recursive` their descendants: for user properties also the snapshots there.
 fn targets(objects: &mut Objects<'_>, what: &ToSet, doing: &dyn Fn(&str) -> String) -> Result<Targets, Refusal> {
     let users = what.properties.iter().all(|(name, _)| matches!(dataset_property(name), Ok(Property::User(_))));
     let mut found = Targets::default();
@@ -195,7 +194,7 @@ fn one(
         )?
     };
     if checked.iter().any(|change| change.name == "snapdir") {
-        // The kernel knows what was in the root directory.
+        // The kernel has cached the root directory.
         affected.iter().for_each(|id| mounts.root_changed(*id));
     }
     Ok(failed)

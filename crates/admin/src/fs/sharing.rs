@@ -1,13 +1,12 @@
-//! `share` and `unshare`: mounts that servers of the machine give to others, by `sharenfs` and
-//! `sharesmb`. Mounts are shared when they are made; these verbs are for servers that were started
-//! later, and for a while without.
+//! `share` and `unshare`: network shares of mounts, by `sharenfs` and `sharesmb`. Mounts are shared
+//! when they are made; these verbs are for servers that were started later, and for a temporary end
+//! of sharing.
 
 use super::ToUnmount;
 use super::objects::Objects;
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
-/// Shares one file system, or all that want it. What could not be shared of all is answered as
-/// sentences.
+/// Shares one file system, or all whose properties ask for it; returns a sentence for each of all that failed.
 pub(super) fn share(pool: &Imported, mounts: &dyn Mounts, name: Option<&str>) -> Result<Vec<String>, Refusal> {
     let Some(name) = name else {
         let wanted = mounts.mounted().into_iter().filter(|mounted| mounted.options.sharing.is_wanted());
@@ -29,7 +28,7 @@ pub(super) fn share(pool: &Imported, mounts: &dyn Mounts, name: Option<&str>) ->
     }
 }
 
-/// Takes shares back.
+/// Ends shares.
 pub(super) fn unshare(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount) -> Result<(), Refusal> {
     let refuse = |name: &str, why: &str| Refusal::new(Kind::Invalid, format!("cannot unshare '{name}': {why}"));
     let one = match what {
@@ -52,7 +51,7 @@ pub(super) fn unshare(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount) ->
     Ok(())
 }
 
-/// What of a file system and those below it is not shared although it should be.
+/// Reports the file systems from this one down that are not shared although they should be.
 pub(super) fn tell_failures(
     pool: &Imported,
     mounts: &dyn Mounts,

@@ -1,5 +1,5 @@
-//! `userspace` and `groupspace`: what owners use of a file system or snapshot, and what they may
-//! use. Properties like `userused@1000` as well.
+//! `userspace` and `groupspace`: space and quotas by owner, of a file system or snapshot.
+//! Properties like `userused@1000` as well.
 
 use std::collections::HashMap;
 
@@ -14,29 +14,29 @@ use serde::{Deserialize, Serialize};
 use super::objects::{Object, Objects};
 use crate::{Imported, Kind, Mounts, Refusal};
 
-/// An owner.
+/// Space of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerSpace {
-    /// A group, not a user.
+    /// Whether it is a group, not a user.
     pub group: bool,
-    /// The number.
+    /// The uid or gid.
     pub id: u32,
-    /// What the owner uses, bytes.
+    /// Space in use, bytes.
     pub used: u64,
-    /// What the owner may use, bytes.
+    /// Quota, bytes.
     pub quota: Option<u64>,
-    /// How many inodes.
+    /// Number of inodes.
     pub objects: u64,
-    /// How many they may be.
+    /// Quota of inodes.
     pub object_quota: Option<u64>,
 }
 
-/// What owners use, of the objects for which that is asked: read before the pool is held still.
+/// Space by owner of those objects for which it is wanted: read before the pool's objects are locked.
 #[derive(Debug, Default)]
 pub(super) struct Uses(HashMap<(u64, Option<Txg>), Vec<OwnerUsed>>);
 
 impl Uses {
-    /// Of objects, where one of the properties is about owners' use.
+    /// Reads the space of objects, where one of the properties is about owners' use.
     pub fn gather(
         pool: &Imported,
         properties: &[Property],
@@ -63,7 +63,7 @@ impl Uses {
     }
 }
 
-/// The property by which all owners of a kind have a limit.
+/// Returns the property with the default quota of all owners of a kind.
 fn of_all(owner: &OwnerProperty) -> &'static str {
     match (owner.kind, owner.figure) {
         (OwnerKind::User, OwnerFigure::ObjectQuota) => "defaultuserobjquota",
@@ -73,7 +73,7 @@ fn of_all(owner: &OwnerProperty) -> &'static str {
     }
 }
 
-/// The value of an owner's property.
+/// Returns the value of an owner's property.
 pub(super) fn value(
     objects: &mut Objects<'_>,
     uses: &Uses,
@@ -89,7 +89,7 @@ pub(super) fn value(
         OwnerFigure::Quota | OwnerFigure::ObjectQuota => {
             let found = objects.with_chain(id, |chain| effective(&Property::Owner(owner.clone()), chain))?;
             if found.as_ref().is_none_or(|found| found.value == "0") {
-                // Who has none has that of everybody, where there is one.
+                // An owner without a quota has the default one, if there is one.
                 let of_all = objects.effective(id, of_all(owner))?;
                 if of_all.value != "0" && of_all.value != "none" {
                     return Ok(Some(Effective { source: Source::Default, ..of_all }));
@@ -101,7 +101,7 @@ pub(super) fn value(
     Ok(Some(Effective { value: value.to_string(), source: Source::Local }))
 }
 
-/// The owners of a file system or snapshot.
+/// Lists the owners of a file system or snapshot.
 pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Result<Vec<OwnerSpace>, Refusal> {
     let (id, snapshot) = match Objects::now(pool, mounts).open("open", name)? {
         Object::Filesystem(id) => (id, None),

@@ -1,5 +1,5 @@
-//! The values of properties: figures from the catalog, stored and inherited values, what a mount
-//! has for its own. One function per kind of object.
+//! Values of properties: figures from the catalog, stored and inherited values, temporary mount
+//! options. One function per kind of object.
 
 use nacre_pool::catalog::PropertySource;
 use nacre_pool::properties::effective::{Level, effective};
@@ -13,10 +13,10 @@ use super::objects::{Object, Objects};
 use super::space::{self, Uses};
 use crate::{Kind, Refusal};
 
-/// What `get all` begins with.
+/// Properties that `get all` shows first.
 const FIRST: [&str; 8] = ["type", "creation", "used", "available", "referenced", "compressratio", "mounted", "origin"];
 
-/// The properties that `get all` shows of an object, the table's first.
+/// Returns the properties that `get all` shows of an object, the table's first.
 pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Property>, Refusal> {
     let fits = |definition: &Definition| match object {
         Object::Filesystem(_) => definition.scope != Scope::Snapshot,
@@ -25,7 +25,7 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
         }
         Object::Bookmark { .. } => definition.scope == Scope::All,
     };
-    // What belongs to volumes has no value that a file system could have.
+    // Properties of volumes have no value for a file system.
     let served = |definition: &&Definition| {
         definition.default != "-"
             && !definition.name.starts_with("vol")
@@ -33,7 +33,7 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
             && fits(definition)
     };
     let mut found: Vec<&Definition> = DATASET_PROPERTIES.iter().filter(served).collect();
-    // What everybody looks for comes first, the rest by name.
+    // The most used properties come first, the others by name.
     found.sort_by_key(|definition| FIRST.iter().position(|name| *name == definition.name).unwrap_or(FIRST.len()));
     let mut found: Vec<Property> = found.into_iter().map(Property::Known).collect();
     let of = match object {
@@ -53,7 +53,7 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
     Ok(found)
 }
 
-/// The value of a property of an object; none where it has none.
+/// Returns the value of a property of an object; none where it has none.
 pub(super) fn of(
     objects: &mut Objects<'_>,
     uses: &Uses,
@@ -80,7 +80,7 @@ pub(super) fn of(
     })
 }
 
-/// The name of a property as it is shown.
+/// Returns the displayed name of a property.
 pub(super) fn name_of(property: &Property) -> String {
     match property {
         Property::Known(definition) => definition.name.to_owned(),
@@ -99,15 +99,14 @@ fn yes(is: bool) -> String {
     if is { "yes" } else { "no" }.to_owned()
 }
 
-/// How much larger content is than what is charged for it, never below 1, as ZFS shows it but for
-/// the `x`.
+/// Compression ratio: content size by charged size, never below 1, as ZFS shows it but for the `x`.
 fn ratio((charged, logical): (u64, u64)) -> String {
     let hundredths = u128::from(logical) * 100 / u128::from(charged.max(1));
     let hundredths = if charged == 0 { 100 } else { hundredths.max(100) };
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }
 
-/// What was received and may be hidden by a local value.
+/// Returns the received value, which may be hidden by a local one.
 fn received(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<Option<String>, PoolError> {
     let known = objects.known(id)?;
     let row = known.stored.iter().find(|(there, row)| there == name && row.source == PropertySource::Received);
@@ -130,7 +129,7 @@ fn of_filesystem(objects: &mut Objects<'_>, id: u64, property: &Property) -> Res
     }
 }
 
-/// What a mount was told for itself counts while it is there.
+/// Overrides values by the temporary options of an existing mount.
 fn temporary(objects: &Objects<'_>, id: u64, name: &str, stored: Effective) -> Effective {
     let Some(options) = objects.mounted(id).map(|mounted| &mounted.options) else { return stored };
     let now = match name {
@@ -269,11 +268,11 @@ fn written_since(
         }
     };
     let Some(from) = from else { return Ok(None) };
-    // Of a bookmark whose snapshot was destroyed, what that referenced is not known any more.
+    // What a destroyed snapshot referenced is not known any more from its bookmark.
     Ok(objects.catalog.written_since(id, from, later)?.map(|bytes| bytes.to_string()))
 }
 
-/// The property of a name that a command gave.
+/// Parses the name of a property that a command gave.
 pub(super) fn property(name: &str) -> Result<Property, Refusal> {
     dataset_property(name).map_err(|error| Refusal::new(Kind::Invalid, format!("bad property list: {error}")))
 }
