@@ -2,13 +2,13 @@
 
 use nacre_cage::saved::fuzz;
 
-/// The body of a checkpoint; its head is made to fit.
+/// Decodes the body of a checkpoint; its header is made to fit.
 pub fn cage_checkpoint(data: &[u8]) {
     fuzz::checkpoint(data);
 }
 
-/// A log of touched files: pieces, each after its length in two bytes, become records with right
-/// checksums; what is left follows as it is.
+/// Decodes a log of touched files: pieces, each after its length in two bytes, become records with
+/// valid checksums; the remainder follows unchanged.
 pub fn cage_log(data: &[u8]) {
     let (mut records, mut rest) = (Vec::new(), data);
     while let Some((length, after)) = rest.split_first_chunk::<2>()

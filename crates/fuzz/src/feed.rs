@@ -1,12 +1,12 @@
-//! Inputs without libFuzzer: kept ones, then mutations of them by a generator with a fixed seed, so
-//! that every run of the tests feeds the same.
+//! Inputs without libFuzzer: the corpus, then mutations of it by a generator with a fixed seed, so
+//! that every run of the tests has the same inputs.
 
 use super::Target;
 
 /// The longest input, bytes.
 const LONGEST: usize = 4096;
 
-/// What decoders have their limits at.
+/// Numbers that are often limits of decoders.
 const EDGES: [u64; 12] = [
     0,
     1,
@@ -27,7 +27,7 @@ const EDGES: [u64; 12] = [
 pub struct Generator(u64);
 
 impl Generator {
-    /// The same seed, the same numbers.
+    /// Creates a generator; the same seed gives the same numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed | 1)
@@ -40,12 +40,12 @@ impl Generator {
         self.0
     }
 
-    /// A number below a limit; 0 where that is 0.
+    /// Returns a number below a limit; 0 where that is 0.
     fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() >> 16).unwrap_or(0).checked_rem(limit).unwrap_or(0)
     }
 
-    /// An input made of kept ones.
+    /// Returns a mutation of inputs of the corpus.
     #[must_use]
     pub fn input(&mut self, corpus: &[Vec<u8>]) -> Vec<u8> {
         let mut input = corpus.get(self.below(corpus.len() + 1)).cloned().unwrap_or_default();
@@ -83,8 +83,7 @@ impl Generator {
                 drop(input.splice(at..at, bytes));
             }
             5 => {
-                // A number at a limit, of any length and in either order, in place of what is
-                // there.
+                // A number at a limit, of any length and in either byte order, overwrites bytes.
                 let number = EDGES.get(self.below(EDGES.len())).copied().unwrap_or_default();
                 let width = 1 << self.below(4);
                 let mut bytes: Vec<u8> = number.to_le_bytes().into_iter().take(width).collect();
@@ -106,8 +105,8 @@ impl Generator {
     }
 }
 
-/// Feeds the kept inputs, then so many made of them. `begun` is told each input before the target
-/// gets it, so that one which kills the process is known.
+/// Runs the target on the corpus, then on so many mutations of it. `begun` gets each input before
+/// the target does, so that an input which kills the process is known.
 pub fn feed(target: Target, corpus: &[Vec<u8>], inputs: u64, begun: &mut dyn FnMut(&[u8])) {
     for kept in corpus {
         begun(kept);

@@ -1,14 +1,13 @@
-//! Fuzz targets: each takes any bytes to one decoder, and panics where that answers nonsense. A
-//! decoder that panics by itself is found as well.
+//! Fuzz targets: each passes arbitrary bytes to one decoder, and panics where the result is
+//! inconsistent. A decoder that panics itself is found as well.
 //!
-//! Callers: `tests/corpus.rs` (every run of the tests: kept inputs, then inputs made of them), and
-//! the programs of `fuzz/`, by which libFuzzer looks for new ones. The kept inputs of a target are
-//! in `fuzz/corpus/NAME/`.
+//! Callers: `tests/corpus.rs` (every run of the tests: the corpus, then mutations of it), and the
+//! programs of `fuzz/`, with which libFuzzer searches for new inputs. The corpus of a target is in
+//! `fuzz/corpus/NAME/`.
 //!
 //! Invariants:
-//! - A target depends on nothing but its input: the same bytes, the same way.
-//! - Checksums are put right before bytes are decoded: what random bytes never get past would hide
-//!   everything behind it.
+//! - A target depends on nothing but its input: the same bytes give the same run.
+//! - Checksums are corrected before bytes are decoded: otherwise random bytes would never reach the code behind them.
 //! - A target needs no file, no device and no privilege.
 
 #![forbid(unsafe_code)]
@@ -32,7 +31,7 @@ pub use tree::pool_tree;
 pub use union::union_marks;
 pub use words::{acl, map_words, perms, sizes, stack_line, stack_toml, tier_words, union_words};
 
-/// A target.
+/// A fuzz target.
 pub type Target = fn(&[u8]);
 
 /// All targets by the names of their corpus folders and of the programs for libFuzzer.
@@ -66,12 +65,12 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("union_words", union_words),
 ];
 
-/// A request of the kernel, as the fuse device delivers it.
+/// Decodes a request of the kernel, as the fuse device delivers it.
 pub fn fuse_request(data: &[u8]) {
     fusewire::fuzz::request(data);
 }
 
-/// A table of mounts, as `/proc/self/mountinfo` shows it.
+/// Parses a mount table in the form of `/proc/self/mountinfo`.
 pub fn fuse_mount_table(data: &[u8]) {
     fusewire::fuzz::mount_table(data);
 }

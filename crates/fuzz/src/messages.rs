@@ -1,6 +1,5 @@
-//! What commands and the processes that live on say to each other: a line is understood or refused,
-//! what was understood can be sent again, and nothing in a line of a process that is not trusted
-//! moves a terminal.
+//! Messages between commands and daemon processes: a line is parsed or refused, a parsed message
+//! can be sent again, and no line of an untrusted process has control characters for a terminal.
 
 use nacre_daemon::{
     control,
@@ -11,10 +10,10 @@ use nacre_daemon::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// Longer lines are refused.
+/// Limit of a line: longer ones are refused.
 const MOST: u64 = 1 << 16;
 
-/// Requests, answers and notes of all three: mounts, shared processes, pools.
+/// Parses requests, answers and notes of all three: mounts, shared processes, pools.
 pub fn messages(data: &[u8]) {
     lines::<control::Request>(data);
     lines::<Message<control::Answer>>(data);
@@ -35,7 +34,7 @@ fn lines<T: Serialize + DeserializeOwned>(data: &[u8]) {
     });
 }
 
-/// Calls `look` for each line that is understood.
+/// Calls `look` for each line that can be parsed.
 fn each<T: Serialize + DeserializeOwned>(mut data: &[u8], harmless: bool, look: impl Fn(&T)) {
     while let Ok(Some(message)) = line::receive::<T>(&mut data, Source { most: MOST, harmless }) {
         look(&message);

@@ -1,6 +1,6 @@
-//! What a pool reads from its devices, from the bottom up: labels, root records, frames, the
-//! segment table, the intent log, rows. And the names and values that people give. Byte tables:
-//! `docs/pool-format.md`.
+//! Decoders of a pool's on-disk data, from the bottom up: labels, root records, frames, the segment
+//! table, the intent log, rows. And the parsers of names and values of the command line. Byte
+//! tables: `docs/pool-format.md`.
 
 use std::io;
 use std::sync::Mutex;
@@ -27,14 +27,14 @@ use nacre_pool::{Compression, PoolError, Txg, checksum, compress};
 const IDENTITY: usize = 32 << 10;
 const ROOT: usize = 4096;
 
-/// A record of a label: magic, checksum, and the body, made so long.
+/// Returns a record of a label: magic, checksum, and the body, padded to the length.
 fn sealed(magic: &[u8; 8], body: &[u8], length: usize) -> Vec<u8> {
     let mut body = body.to_vec();
     body.resize(length - 24, 0);
     [&magic[..], &checksum::structure(&body), &body].concat()
 }
 
-/// A device whose labels all say the same.
+/// A device whose labels are all equal.
 struct Labelled(Vec<u8>);
 
 impl Device for Labelled {
@@ -66,14 +66,14 @@ impl Device for Labelled {
     fn expect(&self, _: u64, _: u64) {}
 }
 
-/// The body of an identity in a label.
+/// Decodes the body of an identity in a label.
 pub fn pool_label(data: &[u8]) {
     if let Ok(Some(identity)) = label::probe(&Labelled(sealed(b"nacrePOO", data, IDENTITY))) {
         let _ = identity.check();
     }
 }
 
-/// The body of a root record.
+/// Decodes the body of a root record (like an uberblock), and encodes it again.
 pub fn pool_root(data: &[u8]) {
     let Ok(root) = Root::decode(&sealed(b"nacreROO", data, ROOT)) else { return };
     if let Ok(record) = root.encode() {
@@ -81,7 +81,7 @@ pub fn pool_root(data: &[u8]) {
     }
 }
 
-/// The body of a frame's header.
+/// Decodes the body of a frame's header, and encodes it again.
 pub fn pool_frame(data: &[u8]) {
     let mut body = data.to_vec();
     body.resize(frame::LENGTH - 8, 0);
@@ -92,7 +92,7 @@ pub fn pool_frame(data: &[u8]) {
     }
 }
 
-/// What is stored of a frame, after the way it is compressed and the length of its content.
+/// Decompresses the stored bytes of a frame, which follow its compression and content length.
 pub fn pool_unpack(data: &[u8]) {
     let Some((&[kind, low, high], stored)) = data.split_first_chunk::<3>() else { return };
     let mut content = vec![0; usize::from(u16::from_le_bytes([low, high]))];
@@ -101,12 +101,13 @@ pub fn pool_unpack(data: &[u8]) {
         1 => Compression::Lz4,
         _ => Compression::Zstd,
     };
-    // Whether it is what was compressed, its checksum tells.
+    // Whether the content is right is decided by its checksum.
     let _ = compress::decompress(kind, stored, &mut content);
 }
 
-/// The segment table: a page and the changes after it, a node above pages, or the list of its segments. As
-/// earlier versions wrote it: a full copy, an index of its pieces, or a full copy and changes after it.
+/// Decodes the segment table: a page and the changes after it, a node above pages, or the list of
+/// its segments; in the form of earlier versions: a full copy, an index of its pieces, or a full
+/// copy and changes after it.
 pub fn pool_segments(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 6 {
@@ -121,7 +122,7 @@ pub fn pool_segments(data: &[u8]) {
             let full = pieces.next().unwrap_or_default();
             let mut table = read_full(full).map_or_else(|_| SegmentTable::default(), |(table, _)| table);
             for delta in pieces {
-                // A delta that is none leaves a table nobody goes on with.
+                // A table with an invalid delta is not used any further.
                 if replay_delta(delta, &mut table).is_err() {
                     return;
                 }
@@ -144,7 +145,7 @@ pub fn pool_segments(data: &[u8]) {
     }
 }
 
-/// Pieces that say how long they are, 16 bits each.
+/// Pieces, each after its length of 16 bits.
 struct Pieces<'a>(&'a [u8]);
 
 impl<'a> Iterator for Pieces<'a> {
@@ -167,7 +168,7 @@ fn read_table(page: &[u8], delta: &[u8]) -> Result<ReadTable, PoolError> {
     reader.finish()
 }
 
-/// What was read is written, and read as the same.
+/// Encodes a decoded table, and checks that it is decoded as the same.
 fn again(read: &ReadTable) {
     let mut reader = TableReader::default();
     let pages = read.table.pages().into_iter().try_for_each(|page| reader.page(&write_page(&read.table, page), page));
@@ -176,7 +177,7 @@ fn again(read: &ReadTable) {
     assert!(same.is_ok_and(|same| same.table.segments() == read.table.segments()), "{:?}", read.table);
 }
 
-/// Space of a log in memory.
+/// A log's area in memory.
 struct Space(Mutex<Vec<u8>>);
 
 impl Space {
@@ -207,7 +208,7 @@ impl Area for Space {
     }
 }
 
-/// The records of a block of the log.
+/// Reads the records of a block of the log.
 pub fn pool_log(data: &[u8]) {
     let bytes = vec![0; data.len().next_multiple_of(4096) + 2 * 4096];
     let Ok(mut ring) = Ring::new(Space(Mutex::new(bytes)), 7, Start::default()) else { return };
@@ -228,7 +229,7 @@ pub fn pool_log(data: &[u8]) {
     }
 }
 
-/// A log's area: a start, and blocks of it whose checksums are made to fit, each after its length.
+/// Reads a log's area: a start, and blocks whose checksums are made to fit, each after its length.
 pub fn pool_log_area(data: &[u8]) {
     let Some((&[position, blocks], data)) = data.split_first_chunk::<2>() else { return };
     let mut bytes = data.to_vec();
@@ -264,12 +265,12 @@ fn xxhash(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// A list of dead frames.
+/// Decodes a list of dead frames.
 pub fn pool_deadlist(data: &[u8]) {
     let _ = decode_chunk(data);
 }
 
-/// What is decoded is encoded to what is decoded to the same.
+/// Checks that a decoded row is encoded to bytes which are decoded as the same row.
 macro_rules! same {
     ($row:ty, $bytes:expr) => {
         if let Ok(row) = <$row>::decode($bytes) {
@@ -279,7 +280,7 @@ macro_rules! same {
     };
 }
 
-/// Keys and rows of file systems and of the catalog; the first byte says which.
+/// Decodes keys and rows of file systems and of the catalog (like ZFS' MOS); the first byte selects the type.
 pub fn pool_rows(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
     match kind % 18 {
@@ -313,7 +314,7 @@ fn folded(name: &[u8]) {
     }
 }
 
-/// Names of file systems, snapshots and bookmarks, and selections of them.
+/// Parses names of file systems, snapshots and bookmarks, and selections of them.
 pub fn pool_names(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(name) = Name::parse(text) {
@@ -329,7 +330,7 @@ pub fn pool_names(data: &[u8]) {
     }
 }
 
-/// `name=value` of properties: what is understood is canonical.
+/// Parses `name=value` of properties: a parsed value is canonical.
 pub fn pool_properties(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let (name, value) = text.split_once('=').unwrap_or((text, ""));
@@ -349,8 +350,7 @@ pub fn pool_properties(data: &[u8]) {
     }
 }
 
-/// A stream of snapshots: the bytes are payloads of records, each behind its kind and its length,
-/// and the text of a token.
+/// Reads a send stream: the bytes are payloads of records, each after its kind and its length, and a resume token.
 pub fn send_stream(data: &[u8]) {
     let mut stream = Vec::new();
     let mut sink = |some: &[u8]| {
@@ -374,13 +374,13 @@ pub fn send_stream(data: &[u8]) {
     let Ok(mut reader) = begun else { return };
     for record in sent {
         if let Record::Rows(payload) = &record {
-            // Any bytes are rows or an error.
+            // Any bytes are rows or give an error.
             drop(record::rows(payload));
         }
         assert_eq!(reader.next().ok().map(|received| received.record), Some(record));
     }
     assert!(reader.next().is_err());
-    // As it comes, without a writer.
+    // The same bytes as a raw stream, without a writer.
     if let Ok(mut reader) = StreamReader::begin(data) {
         while reader.next().is_ok() {}
     }

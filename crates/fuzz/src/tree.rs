@@ -1,4 +1,4 @@
-//! Trees over frames that hold anything: looked up, walked, compared and changed.
+//! Operations on trees whose frames have arbitrary content: lookup, walk, comparison and changes.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,15 +8,14 @@ use nacre_pool::tree::walk::{Visitor, walk};
 use nacre_pool::tree::{Context, Settings, Tree, View};
 use nacre_pool::{ChecksumKind, Compression, FrameKind, Frames, NewFrame, Pointer, PoolError, Txg};
 
-/// So many rows or frames of one tree are looked at: a few frames that name each other make as many
-/// as one likes.
+/// Limit of visited rows or frames of one tree: a few frames that point to each other make any number of them.
 const MOST: usize = 300;
 
-/// Frames by their numbers; a number that there is not is another's.
+/// Frames by their numbers, modulo the number of frames.
 struct Pages(Mutex<Vec<Arc<[u8]>>>);
 
 impl Pages {
-    /// Pieces of the input, each after its length in two bytes.
+    /// Splits the input into pages, each after its length in two bytes.
     fn of(mut data: &[u8]) -> Self {
         let mut pages = Vec::new();
         while let Some((length, rest)) = data.split_first_chunk::<2>() {
@@ -80,8 +79,8 @@ impl Visitor for Counted {
     }
 }
 
-/// Pages of a tree: the first byte says what the root is, the second is a key; then pages, each
-/// after its length in two bytes. The last one is the root.
+/// Uses pages as a tree: the first byte selects the type of the root, the second is a key; then
+/// pages, each after its length in two bytes. The last one is the root.
 pub fn pool_tree(data: &[u8]) {
     let Some((&[kind, key], data)) = data.split_first_chunk::<2>() else { return };
     let frames = Arc::new(Pages::of(data));
@@ -89,7 +88,7 @@ pub fn pool_tree(data: &[u8]) {
     let cache = Arc::new(Cache::new(1 << 20));
     if kind & 2 == 0 {
         read(&frames, &cache, root, key);
-        // What fails is refused; what is done is done to a tree that could be.
+        // A change fails, or it is made on a tree that could exist.
         let _ = change(&frames, &cache, root, key);
     } else {
         let _ = list(frames, cache, root, key);
@@ -126,7 +125,7 @@ fn change(frames: &Arc<Pages>, cache: &Arc<Cache>, root: Pointer, key: u8) -> Re
     Ok(())
 }
 
-/// The same as a catalog, whose rows are decoded.
+/// Reads the pages as a catalog, whose rows are decoded.
 fn list(frames: Arc<Pages>, cache: Arc<Cache>, root: Pointer, key: u8) -> Result<(), PoolError> {
     let mut rows = 0;
     let ctx = Context { frames: &*frames, cache: &cache };

@@ -1,5 +1,5 @@
-//! What a union believes of its branches: whiteouts, opaque marks, redirects, origins, the index of
-//! hard links. A script puts any of them anywhere; then the union is opened, listed and checked.
+//! Metadata of a union's branches: whiteouts, opaque markers, redirects, origins, the index
+//! of hard links. A script puts any of them anywhere; then the union is opened, listed and checked.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use nacre_layers::mem::Mem;
 use nacre_union::{BranchMode, Union, UnionOptions};
 use nacre_vfs::{Caller, DirEntry, DirSink, Kind, Layer, Name, Node, OpenFlags, Result, WriteOrigin, XattrFlags};
 
-/// Names that mean something, and some that do not.
+/// Names with a meaning, and some without.
 const NAMES: [&[u8]; 16] = [
     b"a",
     b"b",
@@ -42,7 +42,7 @@ const ATTRIBUTES: [&[u8]; 12] = [
     b"user.nacre.names",
 ];
 
-/// So many files of a union are looked at: marks can lead in circles.
+/// Limit of visited files of a union: this metadata can form cycles.
 const MOST: usize = 200;
 
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl DirSink for Names {
     }
 }
 
-/// A script: for each step what is done, where, with which name, and a value after its length.
+/// Runs a script: for each step the operation, the node, the name, and a value after its length.
 pub fn union_marks(data: &[u8]) {
     let branches: [Arc<dyn Layer>; 3] = [Arc::new(Mem::new()), Arc::new(Mem::new()), Arc::new(Mem::new())];
     let Some((&flags, mut data)) = data.split_first() else { return };
@@ -68,7 +68,7 @@ pub fn union_marks(data: &[u8]) {
     while let Some((&[what, place, name, length], rest)) = data.split_first_chunk::<4>() {
         let (value, rest) = rest.split_at(usize::from(length).min(rest.len()));
         data = rest;
-        // What a branch refuses is not in it.
+        // A branch that refuses a step does not have the entry.
         let _ = step(&branches, &mut known, (what, place, name), value);
     }
     let mode = |word: &str| BranchMode::parse(word).unwrap_or(BranchMode::ro());
@@ -128,7 +128,7 @@ fn step(
     Ok(())
 }
 
-/// Lists everything, with attributes, and opens what can be opened.
+/// Lists everything, with attributes, and opens the files that can be opened.
 fn look(layer: &dyn Layer) {
     let Ok(root) = layer.root() else { return };
     let (mut waiting, mut seen) = (vec![root.node], 0);

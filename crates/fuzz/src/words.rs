@@ -1,5 +1,5 @@
-//! What users write: sizes, rules of modes and ids, lists of branches, patterns, stacks. Whatever
-//! is understood can be written down and read back as the same.
+//! Parsers of user input: sizes, rules of modes and ids, lists of branches, patterns, stacks. A
+//! parsed value can be written and is parsed as the same again.
 
 use std::ffi::OsStr;
 use std::fmt::{Debug, Display};
@@ -12,7 +12,7 @@ use nacre_stack::spec::{BranchSpec, StackSpec};
 use nacre_union::{BranchMode, CopyUpPolicy, CreatePolicy, Route, Routes, TierRules, Words};
 use nacre_vfs::Name;
 
-/// Divides at the first line's end: what is understood, and what it is held against.
+/// Splits at the end of the first line: the text to parse, and a value to apply it to.
 fn halves(data: &[u8]) -> (&[u8], &[u8]) {
     let at = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     (data.get(..at).unwrap_or_default(), data.get(at + 1..).unwrap_or_default())
@@ -25,7 +25,7 @@ fn same<T: FromStr + Display + PartialEq + Debug>(text: &str) {
     }
 }
 
-/// Sizes, shares of limits, and limits for users and directories.
+/// Parses sizes, shares of limits, and limits for users and directories.
 pub fn sizes(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     same::<Size>(text);
@@ -46,7 +46,7 @@ pub fn sizes(data: &[u8]) {
     }
 }
 
-/// Rules of permissions.
+/// Parses rules of permissions.
 pub fn perms(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(perms) = text.parse::<Perms>() else { return };
@@ -57,7 +57,7 @@ pub fn perms(data: &[u8]) {
     }
 }
 
-/// Maps of ids, divided by colons, held against ids; and patterns of names to hide.
+/// Parses maps of ids, divided by colons, and applies them to ids; and patterns of names to hide.
 pub fn map_words(data: &[u8]) {
     let (words, rest) = halves(data);
     let Ok(text) = std::str::from_utf8(words) else { return };
@@ -83,7 +83,7 @@ pub fn map_words(data: &[u8]) {
     }
 }
 
-/// Access control lists as extended attributes carry them.
+/// Parses access control lists in the form of extended attributes.
 pub fn acl(data: &[u8]) {
     let mut value = data.to_vec();
     let is_list = lists::mode(data).is_ok();
@@ -102,7 +102,7 @@ pub fn acl(data: &[u8]) {
     }
 }
 
-/// A stack in one line.
+/// Parses a stack in one line.
 pub fn stack_line(data: &[u8]) {
     let Ok(stack) = StackSpec::from_line(data) else { return };
     let line = stack.to_line();
@@ -113,7 +113,7 @@ pub fn stack_line(data: &[u8]) {
     stack.directories();
 }
 
-/// A stack as a file.
+/// Parses a stack file.
 pub fn stack_toml(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(stack) = StackSpec::from_toml(text) else { return };
@@ -121,7 +121,7 @@ pub fn stack_toml(data: &[u8]) {
     assert!(StackSpec::from_line(line.as_bytes()).is_ok_and(|read| read == stack), "{stack:?} is written as {line:?}");
 }
 
-/// Rules of tiers, with patterns that are held against paths where they route.
+/// Parses rules of tiers, with patterns that are applied to the path of the input.
 pub fn tier_words(data: &[u8]) {
     let (words, path) = halves(data);
     if let Ok(route) = Route::parse(OsStr::from_bytes(words))
@@ -136,7 +136,7 @@ pub fn tier_words(data: &[u8]) {
     }
 }
 
-/// Lists of branches with their attributes, and the words of a union.
+/// Parses lists of branches with their attributes, and the options of a union.
 pub fn union_words(data: &[u8]) {
     let text = OsStr::from_bytes(data);
     let _ = Words::parse(text);
