@@ -1,8 +1,8 @@
-//! Verbs that change a pool's shape: devices and groups are removed, RAID-Z groups become wider, groups
-//! become others, devices are evened out; and what each of them would give, before it is done.
+//! Verbs that change a pool's topology: removal of devices and groups with data, RAID-Z expansion,
+//! conversion of groups, rebalancing; and a preview of the result of each.
 //!
-//! Caller: requests. Invariants: what is refused has changed nothing; nothing that falls in redundancy is
-//! done without being forced; what a change gives is told before it begins.
+//! Caller: requests. Invariants: a refused change has changed nothing; a change that decreases
+//! redundancy has to be forced; the result of a change is shown before it begins.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,46 +24,46 @@ use crate::clock::moment;
 use crate::counted::Counted;
 use crate::{Imported, Kind, Progress, Refusal};
 
-/// How much is read to see how fast the devices are, bytes.
+/// Number of bytes that are read to measure the speed of the devices.
 const SAMPLE: u64 = 32 << 20;
 
-/// How a size is written.
+/// Formatter of a size.
 type Form = fn(u64) -> String;
 
-/// A change that may be made.
+/// A topology change to preview.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Intended {
-    /// These devices or this group leave.
+    /// Removes these devices or this group.
     Remove(Vec<PathBuf>),
-    /// A RAID-Z group becomes wider by a device.
+    /// Adds a device to a RAID-Z group.
     Attach {
         /// The group.
         group: PathBuf,
         /// The device.
         new: PathBuf,
     },
-    /// A group becomes one of another kind, perhaps with more devices.
+    /// Converts a group to another kind, perhaps with more devices.
     Convert {
         /// The group.
         group: PathBuf,
-        /// What it becomes, in the words of ZFS.
+        /// The new kind, in the words of ZFS.
         to: String,
-        /// The devices that come to it.
+        /// The devices that are added to it.
         devices: Vec<PathBuf>,
     },
-    /// More groups.
+    /// Adds groups.
     Add {
         /// Their devices.
         devices: Vec<PathBuf>,
-        /// What they are, as in [`super::PoolRequest::Add`].
+        /// Kinds of the groups, as in [`super::PoolRequest::Add`].
         groups: Vec<(String, usize)>,
     },
-    /// Devices are evened out.
+    /// Moves segments from full devices to empty ones.
     Rebalance,
 }
 
-/// The number of a group by what it is called, such as `mirror-0`.
+/// Finds a group by its name, such as `mirror-0`; returns its number.
 pub(super) fn group_named(pool: &Imported, word: &Path) -> Option<usize> {
     let (kind, number) = word.to_str()?.rsplit_once('-')?;
     let number: usize = number.parse().ok()?;
@@ -89,7 +89,7 @@ fn disks<'a>(pool: &'a Imported, doing: &str) -> Result<&'a Disks, Refusal> {
         .ok_or_else(|| Refusal::new(Kind::Invalid, format!("{doing}: the pool does not lie on devices")))
 }
 
-/// What leaves, by the words that name it: devices, or groups with all of theirs.
+/// Returns the new topology of a removal of the named devices, or groups with all their devices.
 fn removal(pool: &Imported, doing: &str, words: &[PathBuf]) -> Result<NewShape, Refusal> {
     pool.reshape.is_free(doing)?;
     let disks = disks(pool, doing)?;
@@ -105,7 +105,7 @@ fn removal(pool: &Imported, doing: &str, words: &[PathBuf]) -> Result<NewShape, 
     disks.without(&leaving).map_err(|error| Refusal::pool(doing, &error))
 }
 
-/// A group and what becomes of it.
+/// Returns the new topology of a change of a group.
 fn becoming(
     pool: &Imported,
     doing: &str,
@@ -142,7 +142,7 @@ fn kind_named(doing: &str, word: &str) -> Result<GroupKind, Refusal> {
     })
 }
 
-/// How long devices are that may not be there yet, bytes.
+/// Returns the lengths of devices, which may not exist yet, bytes.
 fn lengths(paths: &[PathBuf], like: u64) -> Vec<u64> {
     let length = |path: &PathBuf| {
         let opened = devices::open(std::slice::from_ref(path), false).ok()?;
@@ -151,14 +151,14 @@ fn lengths(paths: &[PathBuf], like: u64) -> Vec<u64> {
     paths.iter().map(|path| length(path).unwrap_or(like)).collect()
 }
 
-/// The length of the shortest device of a group, bytes.
+/// Returns the length of the shortest device of a group, bytes.
 fn shortest(pool: &Imported, group: usize) -> u64 {
     let (identity, health) = (pool.store.identity(), pool.store.on_devices().map(Disks::health).unwrap_or_default());
     let own = identity.members.iter().zip(&health).filter(|(_, one)| one.is_own() && one.group == group);
     own.map(|(member, _)| member.length).min().unwrap_or(0)
 }
 
-/// How fast segments were moved, or could be as far as reading tells, bytes a second.
+/// Returns the speed at which segments were moved, or could be moved as measured by reads, bytes a second.
 fn rate(pool: &Imported) -> u64 {
     let report = pool.reshape.report();
     if report.moved >= SAMPLE && report.elapsed > 0 {
@@ -172,7 +172,7 @@ fn rate(pool: &Imported) -> u64 {
     if pool.store.scrub(&mut visit).is_err() {
         return 0;
     }
-    // What is read is written as well.
+    // Data that is read is written as well.
     read.saturating_mul(1000) / (2 * began.elapsed().as_millis() as u64).max(1)
 }
 
@@ -222,7 +222,7 @@ fn falls(outlook: &Outlook) -> bool {
     meanwhile.min(after) < now
 }
 
-/// Refuses what has to be forced.
+/// Refuses a change that has to be forced.
 fn forced(doing: &str, outlook: &Outlook, force: bool) -> Result<(), Refusal> {
     if force || !falls(outlook) {
         return Ok(());
@@ -232,7 +232,7 @@ fn forced(doing: &str, outlook: &Outlook, force: bool) -> Result<(), Refusal> {
     Err(Refusal::new(Kind::Invalid, why).next("use '-f' to do it all the same"))
 }
 
-/// What a change would give, as lines.
+/// Previews the result of a change, as lines.
 pub(super) fn plan(
     pool: &Imported,
     intended: &Intended,
@@ -302,7 +302,7 @@ fn head_of_conversion(what: &str, to: &str, pool: &str) -> String {
     format!("conversion of {what} of '{pool}' to {to}:")
 }
 
-/// What becomes another: a group by its name; of devices that are each for themselves, all of them.
+/// Names the objects of a conversion: a group by its name; of single devices, all of them.
 fn converted(pool: &Imported, word: &Path, group: usize) -> String {
     let devices = pool.store.on_devices().map(|disks| (disks.kind_of(group), members(disks, group)));
     let known = pool.devices.read();
@@ -315,14 +315,14 @@ fn converted(pool: &Imported, word: &Path, group: usize) -> String {
     }
 }
 
-/// Tells what a change would give.
+/// Sends the lines of a preview.
 fn tell(lines: &[String], progress: &mut dyn Progress) {
     lines.iter().for_each(|line| {
         progress.note(line);
     });
 }
 
-/// What more groups would give.
+/// Previews the addition of groups.
 fn added(pool: &Imported, doing: &str, (shape, lengths): (&Shape, &[u64]), form: Form) -> Result<Vec<String>, Refusal> {
     if shape.devices() != lengths.len() {
         return Err(Refusal::new(Kind::Invalid, format!("{doing}: groups of another number of devices")));
@@ -342,7 +342,7 @@ fn added(pool: &Imported, doing: &str, (shape, lengths): (&Shape, &[u64]), form:
     Ok(lines(pool, format!("devices added to '{}':", pool.name()), &outlook, form))
 }
 
-/// Whether a change can begin: none is under way, or a conversion that is turned into another.
+/// Checks that a change can begin: none is under way, or a conversion that becomes another one.
 fn is_free(pool: &Imported, doing: &str, new: &NewShape) -> Result<(), Refusal> {
     let turns = pool.store.shape_change().is_some_and(|change| {
         (change.kind, new.kind) == (ChangeKind::Conversion, ChangeKind::Conversion)
@@ -360,7 +360,7 @@ fn named(words: &[PathBuf]) -> String {
     words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ")
 }
 
-/// Takes devices or groups out of the pool that hold something.
+/// Removes devices or groups that hold data.
 pub(super) fn remove(
     pool: &Imported,
     words: &[PathBuf],
@@ -380,7 +380,7 @@ pub(super) fn remove(
     pool.reshape.begin(Reshaping::Removal, &what)
 }
 
-/// Changes a group, perhaps with more devices.
+/// Starts a change of a group, perhaps with more devices.
 fn change(
     pool: &Imported,
     doing: &str,
@@ -413,7 +413,7 @@ fn change(
     Ok(())
 }
 
-/// Makes a RAID-Z group wider by a device.
+/// Adds a device to a RAID-Z group.
 pub(super) fn widen(
     pool: &Imported,
     group: &Path,
@@ -440,7 +440,7 @@ pub(super) fn widen(
     pool.reshape.begin(Reshaping::Expansion, &group.display().to_string())
 }
 
-/// Makes a group one of another kind.
+/// Converts a group to another kind.
 pub(super) fn convert(
     pool: &Imported,
     group: &Path,
@@ -457,14 +457,14 @@ pub(super) fn convert(
     pool.reshape.begin(Reshaping::Conversion, &format!("{what} to {to}"))
 }
 
-/// Moves what there is from full devices to empty ones.
+/// Moves segments from full devices to empty ones.
 pub(super) fn rebalance(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
     writable(pool, &format!("cannot rebalance '{}'", pool.name()))?;
     plan(pool, &Intended::Rebalance, false, progress)?;
     pool.reshape.begin(Reshaping::Rebalance, &pool.name())
 }
 
-/// Waits for the end of a change of shape, of this kind if one is named; tells what holds it up.
+/// Waits for the end of a topology change, of this kind if one is given; reports obstacles.
 pub(super) fn wait(pool: &Imported, only: Option<Reshaping>, progress: &mut dyn Progress) -> Result<(), Refusal> {
     let (mut told, concerns) = (None, |kind| only.is_none_or(|only| only == kind));
     while concerns(pool.reshape.report().kind) && pool.reshape.job.wait(LOOK_UP) && progress.note("") {

@@ -1,4 +1,4 @@
-//! `pool check`: everything against everything, and every frame that lives read and verified.
+//! `pool check`: checks all metadata for consistency, and reads and verifies every live frame.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Progress, Refusal};
 
-/// What a check has found.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckReport {
-    /// File systems that were looked at.
+    /// Checked file systems.
     pub datasets: u64,
     /// Snapshots.
     pub snapshots: u64,
@@ -22,11 +22,11 @@ pub struct CheckReport {
     pub frames: u64,
     /// Bytes that were read and verified.
     pub bytes: u64,
-    /// What is wrong.
+    /// Number of inconsistencies and damaged frames.
     pub problems: u64,
 }
 
-/// A line about a damaged frame: its name, the segment that it has moved to, and whose it is.
+/// Returns a line about a damaged frame: its name, the segment that it has moved to, and its owner.
 fn sentence(store: &Store, name: (u32, u32), owner: Option<Owner>, damage: &Damage) -> String {
     let whose = owner.map_or_else(String::new, |owner| {
         format!(" (dataset {}, object {}, offset {})", owner.dataset, owner.object, owner.offset)
@@ -38,13 +38,13 @@ fn sentence(store: &Store, name: (u32, u32), owner: Option<Owner>, damage: &Dama
     format!("frame {}:{}{moved}{whose}: {damage}", name.0, name.1)
 }
 
-/// Checks a pool; what is wrong is told as notes.
+/// Checks a pool; problems are sent as notes.
 ///
 /// # Errors
 /// A catalog or a device that cannot be read at all.
 pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, Refusal> {
     let doing = || format!("cannot check '{}'", pool.name());
-    // Whoever does not listen does not keep the check from its end: its count is what is answered.
+    // The check continues if the caller has disconnected: its counts are the result.
     let seen = pool.pool.check(&pool.store, pool.read_only, &mut |line| {
         progress.note(line);
     });

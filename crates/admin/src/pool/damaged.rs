@@ -1,4 +1,4 @@
-//! What is damaged, by name: `pool/fs:/path` of files, as `zpool status -v` shows it.
+//! Damaged files by name: `pool/fs:/path`, as `zpool status -v` shows them.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::mounts::Mounted;
 use crate::watch::{DamageFound, Spot};
 use crate::{Imported, Mounts};
 
-/// A line for each damaged file or tree.
+/// Returns a line for each damaged file or tree.
 #[must_use]
 pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &DamageFound) -> Vec<String> {
     let mounted = mounts.mounted();
@@ -28,7 +28,7 @@ pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &DamageFound) -> Vec<S
     lines
 }
 
-/// Looks for the owners of frames that cannot say whose they are.
+/// Searches the owners of frames whose headers do not name them.
 pub fn seek(pool: &Imported) {
     let wanted = pool.watch.to_seek();
     if wanted.is_empty() {
@@ -40,7 +40,7 @@ pub fn seek(pool: &Imported) {
     }
 }
 
-/// The lines for what is damaged in one dataset.
+/// Returns the lines for damage in one dataset.
 fn names_in(pool: &Imported, mounted: &[Mounted], spots: &[Spot]) -> Vec<String> {
     let Some(Spot { dataset: number, .. }) = spots.first() else { return Vec::new() };
     if *number == 0 {

@@ -1,7 +1,7 @@
-//! Devices as a command names them: opened, locked, and looked at before anything is written.
+//! Devices as a command names them: opened, locked, and checked before anything is written.
 //!
-//! Invariant: what holds something else (a file system, another pool, a file's content) is not
-//! taken without being forced; what is mounted or locked is never taken.
+//! Invariant: a device with other content (a file system, another pool, a file's content) is used
+//! only if forced; one that is mounted or locked is never used.
 
 use std::collections::HashSet;
 use std::fs;
@@ -18,11 +18,11 @@ use nacre_remote::Address;
 use super::signatures::{self, Accepted};
 use crate::refusal::{Kind, Refusal};
 
-/// So much of a device may go unused in its group without being asked for, bytes: devices of one size
-/// differ by less.
+/// Part of a device that may be unused in its group without being forced, bytes: devices of one
+/// nominal size differ by less.
 const UNUSED_MOST: u64 = 16 << 20;
 
-/// What a pool lies on, opened.
+/// The opened devices or bucket of a pool.
 #[derive(Clone)]
 pub enum Opened {
     /// Devices.
@@ -48,10 +48,10 @@ impl Opened {
     }
 }
 
-/// Opens what a pool lies on that is there: devices, or a bucket.
+/// Opens the existing devices, or the bucket, of a pool.
 ///
 /// # Errors
-/// As [`open`], and a bucket without credentials.
+/// Errors of [`open`], and a bucket without credentials.
 pub fn open_home(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
     match paths {
         [one] if nacre_remote::is_address(one) => open_bucket(one),
@@ -62,7 +62,7 @@ pub fn open_home(paths: &[PathBuf], writable: bool) -> Result<Opened, Refusal> {
 /// Opens the bucket at an address.
 ///
 /// # Errors
-/// What is wrong with the address; there are no credentials.
+/// The address is invalid; there are no credentials.
 pub fn open_bucket(address: &Path) -> Result<Opened, Refusal> {
     let text = address.to_string_lossy();
     let address = Address::parse(&text).map_err(|error| Refusal::new(Kind::Invalid, error.to_string()))?;
@@ -78,10 +78,10 @@ pub fn open_bucket(address: &Path) -> Result<Opened, Refusal> {
     Ok(Opened::Bucket(bucket, address.to_string()))
 }
 
-/// Opens the devices of a pool that is there.
+/// Opens the devices of an existing pool.
 ///
 /// # Errors
-/// One that is missing, or that another process uses.
+/// A device that is missing, or in use by another process.
 pub fn open(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn Device>>, Refusal> {
     let open = |path: &PathBuf| match FileDevice::open(path, writable) {
         Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
@@ -90,8 +90,7 @@ pub fn open(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn Device>>, R
     paths.iter().map(open).collect()
 }
 
-/// Devices that may become part of a pool. Files that were made for it are removed again unless
-/// they are taken.
+/// Devices that may become part of a pool. Files that were made for it are removed again unless they are used.
 pub struct Fresh {
     devices: Vec<Arc<dyn Device>>,
     made: Vec<PathBuf>,
@@ -104,16 +103,16 @@ impl std::fmt::Debug for Fresh {
 }
 
 impl Fresh {
-    /// None: a pool that has no devices.
+    /// No devices.
     #[must_use]
     pub fn none() -> Self {
         Self { devices: Vec::new(), made: Vec::new() }
     }
 
-    /// Whether all are long enough, before anything is written to any.
+    /// Checks that all are long enough, before anything is written to any.
     ///
     /// # Errors
-    /// One that is not.
+    /// A device that is too short.
     pub fn check_size(&self, doing: &str, least: u64) -> Result<(), Refusal> {
         let Some(short) = self.devices.iter().find(|device| device.length() < least) else { return Ok(()) };
         let human = nacre_pool::properties::size::human_bytes;
@@ -126,11 +125,11 @@ impl Fresh {
         Err(Refusal::new(Kind::Invalid, what).next("truncate -s SIZE makes a file longer"))
     }
 
-    /// Whether all of each device can be used in its group, as far as that is not `force`d: each
-    /// segment has a column more than there is parity.
+    /// Checks that all of each device can be used in its group, unless forced: each segment has at
+    /// least one column more than the parity.
     ///
     /// # Errors
-    /// One that is much longer than that, in the words of ZFS.
+    /// A device that is much longer than that, in the words of ZFS.
     pub fn check_groups(&self, groups: &[NewGroup], force: bool) -> Result<(), Refusal> {
         let mut rest = self.devices.as_slice();
         for group in groups.iter().filter(|_| !force) {
@@ -153,12 +152,12 @@ impl Fresh {
         Ok(())
     }
 
-    /// Whether the places of labels can be written on all of them: what is there is written once
-    /// more. A write to a device of a pool may wait for ever (`failmode=wait`), and these are none
-    /// yet.
+    /// Checks that the areas of labels can be written on all devices: their content is written back
+    /// unchanged. A write to a device of a pool may wait for ever (`failmode=wait`), and these
+    /// belong to none yet.
     ///
     /// # Errors
-    /// One that cannot be written.
+    /// A device that cannot be written.
     pub fn try_writing(&self, doing: &str) -> Result<(), Refusal> {
         self.devices.iter().try_for_each(|device| {
             let ends = [0, device.length().saturating_sub(label::ENDS)];
@@ -173,19 +172,19 @@ impl Fresh {
         })
     }
 
-    /// The devices, which are about to be written to.
+    /// Returns the devices, which are about to be written to.
     #[must_use]
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {
         self.devices.clone()
     }
 
-    /// The first so many of them belong to a pool now.
+    /// Marks the first so many of them as part of a pool now: their files are not removed.
     pub fn keep(&mut self, count: usize) {
         let taken: HashSet<&Path> = self.devices.iter().take(count).map(|device| Path::new(device.name())).collect();
         self.made.retain(|path| !taken.contains(path.as_path()));
     }
 
-    /// They belong to a pool now.
+    /// Returns the devices, which are part of a pool now: their files are not removed.
     #[must_use]
     pub fn take(mut self) -> Vec<Arc<dyn Device>> {
         self.made.clear();
@@ -203,11 +202,10 @@ impl Drop for Fresh {
     }
 }
 
-/// Opens devices that are to become part of a pool, and makes files of this length for it where one
-/// is given.
+/// Opens devices that are to become part of a pool, and makes files of this length where one is given.
 ///
 /// # Errors
-/// What cannot be one, and content that is not `accepted`.
+/// A file that cannot be a device, and content that is not `accepted`.
 pub fn fresh(paths: &[PathBuf], size: Option<u64>, accepted: Accepted) -> Result<Fresh, Refusal> {
     once(paths)?;
     let mut fresh = Fresh { devices: Vec::new(), made: Vec::new() };
@@ -247,14 +245,14 @@ fn twice(path: &Path) -> Refusal {
     Refusal::new(Kind::Invalid, format!("'{}' is named twice", path.display()))
 }
 
-/// Whether no path is named twice, where the files are still to be made.
+/// Checks that no path is given twice, also among files that are still to be made.
 fn once(paths: &[PathBuf]) -> Result<(), Refusal> {
     let mut seen = HashSet::new();
     paths.iter().find(|path| !seen.insert(path.as_path())).map_or(Ok(()), |path| Err(twice(path)))
 }
 
-/// The loop device that shows a file: nobody locks the file meanwhile, and a file system on the
-/// device may be mounted.
+/// Returns the loop device that is backed by a file: the file is not locked meanwhile, and a file
+/// system on the device may be mounted.
 fn behind(path: &Path) -> Option<String> {
     let itself =
         |path: &Path| fs::metadata(path).ok().filter(|there| there.is_file()).map(|there| (there.dev(), there.ino()));
@@ -292,11 +290,11 @@ fn exists(path: &Path) -> Refusal {
         .next("without --size, a file that is there is taken")
 }
 
-/// Whether paths can be part of a pool in these groups, without a lock and without writing: for
+/// Checks that paths can be part of a pool in these groups, without a lock and without writing: for
 /// `create -n` and `add -n`.
 ///
 /// # Errors
-/// As [`fresh`].
+/// Errors of [`fresh`].
 pub fn foresee(
     paths: &[PathBuf],
     groups: &[NewGroup],

@@ -1,4 +1,4 @@
-//! The figures of a pool: what `list`, `get`, `status` and `iostat` show.
+//! Figures of a pool: the data behind `list`, `get`, `status` and `iostat`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::{Imported, Refusal};
 
 pub use nacre_pool::properties::features::{CLASSES, FOLDED, GROUPS, ORDERED_NAMES, REDUNDANT_METADATA};
 
-/// A store that gives no answer for so long is told of.
+/// Minimum duration of a store's silence that is reported.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
@@ -26,108 +26,106 @@ const SILENCE: Duration = Duration::from_secs(3);
 pub struct Figures {
     /// Its name.
     pub name: String,
-    /// Its number.
+    /// Its guid.
     pub guid: u64,
-    /// Room in all; in groups, as ZFS counts it: with parity, copies once.
+    /// Total space; of groups as ZFS counts it: with parity, mirrored data once.
     pub size: u64,
-    /// The part of it that file content can have.
+    /// The part of it that file content can use.
     #[serde(default)]
     pub usable: u64,
-    /// Room that devices have got since they became part of it, and that is not used.
+    /// Space by which devices have grown since they became part of it, not yet used.
     #[serde(default)]
     pub expandable: u64,
-    /// Metadata is written twice, or a process does not tell.
+    /// Metadata is written twice, or the process is of a version that does not report this.
     #[serde(rename = "twice", default = "untold")]
     pub redundant_metadata: bool,
-    /// New file systems have names of neighbouring numbers side by side, or a process does not
-    /// tell.
+    /// New file systems keep names with neighbouring numbers next to each other, or the process is
+    /// of a version that does not report this.
     #[serde(rename = "near", default = "untold")]
     pub ordered_names: bool,
-    /// There is, or was, a file system in which names are the same though their bytes differ. A
-    /// process that does not tell knows of none.
+    /// There is, or was, a file system in which names match though their bytes differ; false if the
+    /// process is of a version that does not report this.
     #[serde(default)]
     pub folding: bool,
-    /// The part of the metadata that has no second copy yet.
+    /// Metadata that has no second copy yet, bytes.
     #[serde(default)]
     pub lies_once: u64,
-    /// Writes of it that failed at one of its two places.
+    /// Number of writes of metadata that failed for one of its two copies.
     #[serde(default)]
     pub unwritten: u64,
-    /// Room in use.
+    /// Space in use.
     pub allocated: u64,
-    /// Room that is free.
+    /// Free space.
     pub free: u64,
     /// The part of `allocated` that is about to be freed.
     pub freeing: u64,
-    /// The part of the free room that lies in slots which hold something, percent: the cleaner gets
-    /// it.
+    /// The part of the free space that lies in slots with live data, percent: the cleaner reclaims it.
     pub fragmentation: u64,
-    /// ONLINE, SUSPENDED after a write that failed, DEGRADED where the file of a device was
-    /// deleted.
+    /// ONLINE, SUSPENDED after a failed write, DEGRADED where the file of a device was deleted.
     pub health: String,
     /// Why it is suspended.
     pub suspended: Option<String>,
-    /// Writes wait until they can be made; the other figures are those of before.
+    /// Writes wait until they can be made; the other figures are older ones.
     #[serde(default)]
     pub waits: bool,
-    /// All mount points lie below it.
+    /// Directory below which all mount points lie.
     pub altroot: Option<String>,
-    /// Why what is synced is not in a log on this machine, as it should be.
+    /// Why synced data is not in a log on this machine, although it should be.
     #[serde(default)]
     pub log_trouble: Option<String>,
-    /// Nothing is written to it.
+    /// Whether nothing is written to it.
     pub read_only: bool,
-    /// Whom it follows, where another machine writes to it.
+    /// Its position, where it follows another machine that writes to it.
     #[serde(default)]
     pub follows: Option<Follows>,
-    /// What is stored of its properties.
+    /// Its stored properties.
     pub properties: Vec<(String, String)>,
     /// Its devices.
     pub devices: Vec<DeviceFigures>,
-    /// The groups that they are in; none where each is for itself.
+    /// The groups of the devices; empty where all are single devices.
     #[serde(default)]
     pub groups: Vec<GroupFigures>,
     /// When it was imported.
     pub since: u64,
     /// Now.
     pub now: u64,
-    /// The last transaction group that is durable.
+    /// The last durable transaction group.
     pub txg: u64,
     /// The process that owns it.
     pub process: u32,
-    /// Why that has ended, where somebody could say so.
+    /// Why the process has ended, where that is known.
     #[serde(default)]
     pub ended: Option<String>,
-    /// How it goes on when that is killed, where it is to.
+    /// Failover state, where the pool survives its process.
     #[serde(default)]
     pub survives: Option<Survives>,
-    /// How many of its file systems the import could not mount.
+    /// Number of file systems that the import could not mount.
     #[serde(default)]
     pub unmounted: u64,
-    /// What its engine does.
+    /// Activity of its engine.
     #[serde(default)]
     pub engine: EngineFigures,
 }
 
-/// How a mount or a pool goes on when its process is killed.
+/// Failover state of a mount or a pool that survives its process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survives {
-    /// The process that makes the next one; none where it is gone: then there will be no next one.
+    /// The supervisor process, which starts the next one; none where it is gone: then there is no failover.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guardian: Option<u32>,
-    /// How often that has happened.
+    /// Number of failovers so far.
     pub restarts: u64,
-    /// Why it will not happen, where it will not.
+    /// Why there will be no failover, where that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why_not: Option<String>,
-    /// How many descriptors the service manager was given, for the case that all processes are killed; none where
-    /// this is no service.
+    /// Number of descriptors that the service manager holds, in case all processes are killed; none
+    /// where this is not a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<usize>,
 }
 
 impl Survives {
-    /// In words.
+    /// Describes it in words.
     #[must_use]
     pub fn text(&self) -> String {
         let restarts = match self.restarts {
@@ -148,33 +146,33 @@ impl Survives {
     }
 }
 
-/// How far a pool is that follows a writer.
+/// Position of a pool that follows a writer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follows {
-    /// The generation of the state that is seen.
+    /// The generation of the visible state.
     pub generation: u64,
-    /// When the writer has made it, seconds since 1970.
+    /// When the writer made it, seconds since 1970.
     pub time: u64,
-    /// Why a newer one could not be gone on to, the last time.
+    /// Error of the last attempt to move to a newer one.
     pub error: Option<String>,
 }
 
-/// What the engine of a pool has done since the import. Times in microseconds, sizes in bytes.
+/// Activity of a pool's engine since the import. Times in microseconds, sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineFigures {
-    /// Time in commits, all together.
+    /// Total time of commits.
     pub commit_time: u64,
-    /// The last commit.
+    /// Time of the last commit.
     pub commit_last: u64,
-    /// Commits by the time that they took: at place n those from 2^n to 2^(n+1) - 1.
+    /// Commits by their duration: bucket n counts those from 2^n to 2^(n+1) - 1.
     pub commits: Vec<u64>,
-    /// What memory holds that is not durable yet.
+    /// Dirty data in memory.
     pub held: u64,
-    /// What was found in the cache and what was read: nodes of trees.
+    /// Cache hits and misses of tree nodes.
     pub nodes: (u64, u64),
-    /// The same of content.
+    /// Cache hits and misses of content.
     pub content: (u64, u64),
-    /// What the cache holds, and may hold.
+    /// Size of the cache, and its limit.
     pub cache: (u64, u64),
 }
 
@@ -202,105 +200,105 @@ fn untold() -> bool {
 pub struct DeviceFigures {
     /// Its path.
     pub path: String,
-    /// Its number.
+    /// Its guid.
     pub guid: u64,
-    /// Room for segments, bytes.
+    /// Space for segments, bytes.
     pub size: u64,
-    /// What lives on it, bytes.
+    /// Live data on it, bytes.
     pub allocated: u64,
-    /// Slots that hold something, bytes.
+    /// Slots in use, bytes.
     pub occupied: u64,
-    /// Where it can still be read, if its file was deleted.
+    /// The path at which it can still be read, if its file was deleted.
     #[serde(default)]
     pub deleted: Option<String>,
-    /// What was counted.
+    /// Counters of requests.
     pub counts: Counts,
-    /// How requests are spread.
+    /// Distribution of requests.
     #[serde(default)]
     pub spread: Spread,
-    /// Its length when it became part of the pool or was last expanded, bytes; 0 where a process
-    /// does not tell.
+    /// Its length when it became part of the pool or was last expanded, bytes; 0 if the process is
+    /// of a version that does not report this.
     #[serde(default)]
     pub length: u64,
-    /// What it was told of free room by hand.
+    /// Progress of a trim by hand.
     #[serde(default)]
     pub trim: TrimReport,
-    /// What its errors speak of, in the words of ZFS; empty where a process does not tell.
+    /// Its state by its errors, in the words of ZFS; empty if the process is of a version that does not report this.
     #[serde(default)]
     pub state: String,
-    /// What a command calls it, where not by its path.
+    /// Its displayed name, where that is not its path.
     #[serde(skip)]
     pub shown: Option<String>,
-    /// How it is in its group, in the words of ZFS; empty where it is in none.
+    /// Its state in its group, in the words of ZFS; empty where it is in none.
     #[serde(default)]
     pub standing: String,
-    /// It is being made whole.
+    /// Whether it is being resilvered.
     #[serde(default)]
     pub resilvering: bool,
-    /// It is being removed: nothing new goes to it.
+    /// Whether it is being removed: nothing new is written to it.
     #[serde(default)]
     pub leaving: bool,
-    /// Empty for a device of the pool's own; `spare`, or `replacing`: it will take the place of another.
+    /// Empty for a regular device; `spare`, or `replacing`: it will replace another device.
     #[serde(default)]
     pub role: String,
-    /// The place in this list of the device that it stands beside.
+    /// Index in this list of the device that it replaces, or for which it stands in as a spare.
     #[serde(default)]
     pub beside: Option<usize>,
-    /// The server of it, where it is a bucket whose address names one.
+    /// The server of a bucket whose address names one.
     #[serde(default)]
     pub endpoint: Option<String>,
-    /// What was asked of it, where it is a bucket.
+    /// Counts of requests to a bucket.
     #[serde(default)]
     pub requests: Option<RequestFigures>,
-    /// That the bucket gives no answer at this moment: for how many seconds, and what comes instead.
+    /// A bucket that does not answer at the moment: for how many seconds, and the error instead.
     #[serde(default)]
     pub silence: Option<(u64, String)>,
 }
 
-/// What was asked of a bucket since the import. Sizes in bytes.
+/// Requests to a bucket since the import. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestFigures {
-    /// Objects made or replaced.
+    /// Objects created or replaced.
     pub puts: u64,
     /// Objects read, or parts of them.
     pub gets: u64,
-    /// Pages of names.
+    /// Pages of listings.
     pub lists: u64,
-    /// Objects removed.
+    /// Objects deleted.
     pub deletes: u64,
-    /// Those of all these that were made once more.
+    /// Retries, among all these.
     pub again: u64,
-    /// What was sent.
+    /// Bytes sent.
     pub sent: u64,
-    /// What was received.
+    /// Bytes received.
     pub received: u64,
-    /// What is kept of it on this machine.
+    /// This machine's cache of it.
     #[serde(default)]
     pub kept: Option<KeptFigures>,
 }
 
-/// What is kept of a bucket, and how that was used since the import.
+/// Cache of a bucket, and its use since the import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptFigures {
-    /// Parts that were here when they were wanted.
+    /// Parts that were in the cache.
     pub hits: u64,
     /// Parts that had to be fetched.
     pub misses: u64,
-    /// Parts that could not be written here.
+    /// Parts that could not be written to the cache.
     pub failed: u64,
-    /// What is here, at most, bytes.
+    /// Size of the cached parts, at most, bytes.
     pub bytes: u64,
     /// The limit, bytes.
     pub limit: u64,
 }
 
 impl Figures {
-    /// What the bucket costs in a month, where the pool lies in one.
+    /// Monthly cost of the bucket, where the pool lies in one.
     #[must_use]
     pub fn month_cost(&self) -> Option<MonthCost> {
         let asked = self.devices.iter().find_map(|device| device.requests)?;
         let list = self.properties.iter().find(|(name, _)| name == PRICES).map_or("", |(_, list)| list.as_str());
-        // What is stored was checked when it was set.
+        // The stored list was checked when it was set.
         let prices = Prices::parse(list).unwrap_or_default();
         let RequestFigures { puts, gets, lists, deletes, again, sent, received, .. } = asked;
         let asked = Requests { puts, gets, lists, deletes, again, sent, received };
@@ -325,46 +323,44 @@ impl RequestFigures {
 /// A group of devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupFigures {
-    /// As ZFS calls it: `mirror-0`.
+    /// Its name as in ZFS: `mirror-0`.
     pub name: String,
-    /// Its kind in the words of ZFS: `mirror`, `raidz`; `plain` for devices that are each for
-    /// themselves.
+    /// Its kind in the words of ZFS: `mirror`, `raidz`; `plain` for single devices.
     #[serde(default)]
     pub kind: String,
-    /// What it is for: empty for everything, [`SPECIAL`] or [`LOG`].
+    /// Its class: empty for all data, [`SPECIAL`] or [`LOG`].
     #[serde(default)]
     pub class: String,
     /// Its state in the words of ZFS.
     pub state: String,
-    /// The numbers of its devices, in the order of the pool's.
+    /// Indices of its devices, in the pool's order.
     pub devices: Vec<usize>,
-    /// How many of them may be lost.
+    /// Number of devices that may be lost.
     pub parity: usize,
-    /// Room in all, bytes: with parity, copies once.
+    /// Total space, bytes: with parity, mirrored data once.
     #[serde(default)]
     pub size: u64,
-    /// The part of it that file content can have.
+    /// The part of it that file content can use.
     #[serde(default)]
     pub usable: u64,
-    /// What of it is in use.
+    /// Space in use.
     #[serde(default)]
     pub allocated: u64,
-    /// It is being removed: nothing new goes to it, and no room of it counts.
+    /// Whether it is being removed: nothing new is written to it, and its space does not count.
     #[serde(default)]
     pub leaving: bool,
 }
 
 /// The class of groups for metadata.
 pub const SPECIAL: &str = "special";
-/// That of groups for the intent log alone.
+/// The class of groups for the intent log alone.
 pub const LOG: &str = "log";
 
 impl GroupFigures {
-    /// Whether everything in it is there still when the pool is let go, although files of its
-    /// devices were deleted.
+    /// Whether all data in it survives the release of the pool, although files of its devices were deleted.
     #[must_use]
     pub fn survives(&self, devices: &[DeviceFigures]) -> bool {
-        // What the log has is in the pool when that is let go.
+        // The content of the log is in the pool when that is released.
         if self.class == LOG {
             return true;
         }
@@ -373,16 +369,16 @@ impl GroupFigures {
         lost <= self.parity
     }
 
-    /// What is free in it, bytes.
+    /// Free space in it, bytes.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.size.saturating_sub(self.allocated)
     }
 }
 
-/// The room of a group, of devices with so much each: in all, and for file content. Each segment has
-/// a column more than there is parity, so that what one device has beyond that many others is of no
-/// use.
+/// Returns the space of a group of devices with so much each: in total, and for file content. Each
+/// segment has at least one column more than the parity, so that a device is used up to the length of
+/// the (parity + 1)-th longest only.
 #[must_use]
 pub fn room_of_group(kind: GroupKind, parity: usize, devices: &[u64]) -> (u64, u64) {
     let mut sorted = devices.to_vec();
@@ -398,7 +394,7 @@ pub fn room_of_group(kind: GroupKind, parity: usize, devices: &[u64]) -> (u64, u
 }
 
 impl DeviceFigures {
-    /// What it is called.
+    /// Its displayed name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shown.as_deref().unwrap_or(&self.path)
@@ -416,13 +412,13 @@ impl DeviceFigures {
         }
     }
 
-    /// What is free on it, bytes.
+    /// Free space on it, bytes.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.size.saturating_sub(self.allocated)
     }
 
-    /// As [`Figures::fragmentation`].
+    /// Fragmentation, as [`Figures::fragmentation`].
     #[must_use]
     pub fn fragmentation(&self) -> u64 {
         if self.leaving {
@@ -439,14 +435,14 @@ pub fn percent(part: u64, whole: u64) -> u64 {
 }
 
 impl Figures {
-    /// The figures of a pool now.
+    /// Returns the current figures of a pool.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn of(pool: &Imported) -> Result<Self, Refusal> {
         let why = pool.failing.waiting();
         if let (true, Some(last)) = (why.is_some() || !pool.answers(), &*pool.last.lock()) {
-            // The engine answers nobody meanwhile.
+            // The engine gives no answer meanwhile.
             let there = pool.devices.read();
             let named = |figures: &DeviceFigures| there.iter().find(|device| device.name() == figures.path);
             let counted = |figures: &DeviceFigures| match named(figures) {
@@ -479,7 +475,7 @@ impl Figures {
         let (size, allocated, free) = if groups.is_empty() {
             (usable, allocated, free)
         } else {
-            // What is to leave lies on the others in the end.
+            // Data of groups that are being removed is on the others in the end.
             let leaving: u64 = groups.iter().filter(|group| group.leaving).map(|group| group.allocated).sum();
             let holding = || groups.iter().filter(|group| group.class != LOG);
             let sum = |of: fn(&GroupFigures) -> u64| holding().map(of).sum::<u64>();
@@ -498,7 +494,7 @@ impl Figures {
             size,
             usable,
             expandable,
-            // A store keeps several copies of what it holds.
+            // A store keeps several copies of its objects.
             redundant_metadata: pool.store.has_redundant_metadata() || pool.bucket.is_some(),
             ordered_names: pool.store.has_ordered_names(),
             folding: pool.store.is_folding(),
@@ -536,7 +532,7 @@ fn follows(pool: &Imported) -> Option<Follows> {
     pool.follows().then(|| Follows { generation, time: pool.store.root().time, error })
 }
 
-/// The figures without numbers that no device has any more; groups and pairs go by their places.
+/// Leaves out numbers that no device has any more; groups and pairs are renumbered.
 fn without_removed(
     devices: Vec<DeviceFigures>,
     mut groups: Vec<GroupFigures>,
@@ -552,7 +548,7 @@ fn without_removed(
     (devices, groups)
 }
 
-/// How a device is, in the words of ZFS.
+/// State of a device in its group, in the words of ZFS.
 fn standing(health: &DeviceHealth) -> &'static str {
     match health.status {
         MemberStatus::Offline => "OFFLINE",
@@ -563,7 +559,7 @@ fn standing(health: &DeviceHealth) -> &'static str {
     }
 }
 
-/// What a device is to the others, as [`DeviceFigures::role`].
+/// Role of a device, as [`DeviceFigures::role`].
 fn role(health: &DeviceHealth) -> &'static str {
     match health.role {
         _ if !health.status.belongs() => "removed",
@@ -573,7 +569,7 @@ fn role(health: &DeviceHealth) -> &'static str {
     }
 }
 
-/// The groups of the devices.
+/// Returns the figures of the groups.
 fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
     let Some(disks) = pool.store.on_devices() else { return Vec::new() };
     let (groups, health) = (disks.groups(), disks.health());
@@ -581,7 +577,7 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
         return Vec::new();
     }
     let group_of = |device: u16| health.get(usize::from(device)).map_or(0, |health| health.group);
-    // What lies in copies is counted once.
+    // Mirrored data is counted once.
     let mut living: BTreeMap<usize, u64> = BTreeMap::new();
     for segment in pool.store.segments() {
         if let Some(slot) = segment.place.iter().next() {
@@ -591,7 +587,7 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
     let of = |(number, (group, parity)): (usize, (Group, usize))| {
         let members = health.iter().enumerate().filter(|(_, device)| device.group == number && device.is_own());
         let devices: Vec<usize> = members.clone().map(|(at, _)| at).collect();
-        // Another one may have everything that it should have.
+        // Another one may have all its data (a spare or a replacement).
         let stands_in = |at: usize| {
             let beside = |other: &&DeviceHealth| other.role.beside().map(usize::from) == Some(at);
             health.iter().filter(beside).any(|other| standing(other) == "ONLINE" && !other.stale)
@@ -601,14 +597,14 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
         let lost = lacking.iter().filter(|at| !stands_in(**at)).count();
         let (kind, name) = match group.kind {
             GroupKind::Plain => ("plain", "plain".to_owned()),
-            // What is left of one is a device for itself.
+            // A mirror of one device is a single device.
             GroupKind::Mirror if devices.len() == 1 => ("plain", "plain".to_owned()),
             GroupKind::Mirror => ("mirror", "mirror".to_owned()),
             GroupKind::RaidZ(parity) => ("raidz", format!("raidz{parity}")),
         };
         let own = || devices.iter().filter_map(|at| figures.get(*at));
         let state = match lost {
-            // What was deleted is there until the pool is let go.
+            // A deleted device is there until the pool is released.
             _ if lacking.is_empty() && own().all(|device| device.deleted.is_none()) => "ONLINE",
             lost if lost <= parity => "DEGRADED",
             _ => "UNAVAIL",
@@ -641,8 +637,7 @@ fn groups(pool: &Imported, figures: &[DeviceFigures]) -> Vec<GroupFigures> {
     groups.into_iter().enumerate().map(of).filter(|group| !group.devices.is_empty()).collect()
 }
 
-/// The room that devices have got since they became part of the pool, as [`Figures::size`] counts
-/// it.
+/// Returns the space by which devices have grown since they became part of the pool, counted as [`Figures::size`].
 fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
     let Some(disks) = pool.store.on_devices().filter(|_| !groups.is_empty()) else { return pool.store.expandable() };
     let (identity, devices, health) = (pool.store.identity(), pool.devices.read(), disks.health());
@@ -662,18 +657,18 @@ fn expandable(pool: &Imported, groups: &[GroupFigures]) -> u64 {
     room(true).saturating_sub(room(false))
 }
 
-/// The slots of a device of this length, bytes.
+/// Returns the total size of the slots of a device of this length, bytes.
 pub(super) fn slots(length: u64, slot: u64) -> u64 {
     length.saturating_sub(2 * nacre_pool::label::ENDS) / slot * slot
 }
 
-/// A silence that is worth telling: most end sooner.
+/// Returns a silence that is long enough to be reported: most end sooner.
 fn silence(bucket: &CountedBucket) -> Option<(u64, String)> {
     let Silence { lasts, why } = bucket.silence()?;
     (lasts >= SILENCE).then_some((lasts.as_secs(), why))
 }
 
-/// A bucket stands where the one device of a pool would.
+/// Returns the figures of a bucket, as of the single device of a pool.
 fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
     let (space, identity) = (pool.store.space(), pool.store.identity());
     DeviceFigures {
@@ -693,7 +688,7 @@ fn of_bucket(pool: &Imported, bucket: &CountedBucket) -> DeviceFigures {
     }
 }
 
-/// The figures of the devices.
+/// Returns the figures of the devices.
 fn devices(pool: &Imported) -> Vec<DeviceFigures> {
     let (identity, slot) = (pool.store.identity(), pool.store.slot());
     if let Some(bucket) = &pool.bucket {
@@ -720,9 +715,9 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
         let is_log = pool.store.on_devices().is_some_and(|disks| disks.is_log_device(index));
         let leaving = change.as_ref().is_some_and(|change| change.leaving.contains(&index));
         let size = match (is_log, leaving) {
-            // One for the log has room for nothing else.
+            // A log device has space for nothing else.
             (true, _) => taken,
-            // What leaves has room for nothing more.
+            // A device that is being removed has space for nothing more.
             (false, true) => allocated,
             (false, false) => slots(member.length, slot).saturating_sub(taken),
         };
@@ -763,7 +758,7 @@ mod tests {
         assert_eq!(room_of_group(GroupKind::Mirror, 1, &[8, 4]), (4, 4));
         assert_eq!(room_of_group(GroupKind::Mirror, 0, &[8]), (8, 8));
         assert_eq!(room_of_group(GroupKind::RaidZ(1), 1, &[4, 4, 8, 8]), (24, 16));
-        // Of the longest one, nobody has the other column.
+        // The longest device has no others for the remaining columns.
         assert_eq!(room_of_group(GroupKind::RaidZ(1), 1, &[4, 4, 16]), (12, 8));
         assert_eq!(room_of_group(GroupKind::RaidZ(2), 2, &[5, 5, 5, 5, 5, 5]), (30, 20));
         assert_eq!(room_of_group(GroupKind::Plain, 0, &[3, 5]), (8, 8));

@@ -1,7 +1,7 @@
-//! Pools that lie in a bucket of an object store: what is looked at before one is made or imported.
+//! Pools in a bucket of an object store: checks before one is made or imported.
 //!
-//! Invariant: nothing is put into a bucket that has a pool, and none is made in one that does not
-//! keep the condition that tells two writers apart.
+//! Invariant: creation writes nothing to a bucket that has a pool already, and no pool is made in a
+//! store without the conditional writes that fence a second writer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::Progress;
 use crate::clock::now;
 use crate::refusal::{Kind, Refusal};
 
-/// How often a long removal says how far it is, seconds.
+/// Interval of progress lines of a long removal, seconds.
 const NOTED_EACH: u64 = 5;
 
-/// The property that says what makes an fsync durable.
+/// The property that selects how an fsync becomes durable.
 pub(crate) const LOG: &str = "log";
-/// A block of the intent log on this machine.
+/// Value of [`LOG`]: fsync writes a block of the intent log on this machine.
 pub(crate) const LOCAL: &str = "local";
-/// A whole commit.
+/// Value of [`LOG`]: fsync waits for a whole commit.
 pub(crate) const NONE: &str = "none";
 
-/// Refuses properties of pools in buckets where the pool lies on devices, and prices that are none.
+/// Refuses properties of pools in buckets where the pool lies on devices, and invalid prices.
 pub(crate) fn check_property(is_in_bucket: bool, name: &str, value: &str) -> Result<(), Refusal> {
     let refused = |why: String| Err(Refusal::new(Kind::Invalid, why));
     match is_in_bucket {
@@ -37,7 +37,7 @@ pub(crate) fn check_property(is_in_bucket: bool, name: &str, value: &str) -> Res
     }
 }
 
-/// What a bucket did, or did not.
+/// Converts an error of a bucket.
 fn refusal(bucket: &dyn Bucket, error: &PoolError) -> Refusal {
     let kind = match error {
         PoolError::Device { source, .. } => match source.kind() {
@@ -60,41 +60,42 @@ fn refusal(bucket: &dyn Bucket, error: &PoolError) -> Refusal {
     }
 }
 
-/// Whose pool lies there.
+/// Finds the pool in a bucket.
 ///
 /// # Errors
-/// It cannot be asked.
+/// The bucket cannot be read.
 pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>, Refusal> {
     Objects::find(bucket).map_err(|error| refusal(bucket, &error))
 }
 
-/// Who has written to it last.
+/// Returns the last writer of the pool.
 ///
 /// # Errors
-/// As [`find`].
+/// Errors of [`find`].
 pub fn last_writer(bucket: &dyn Bucket) -> Result<Option<LastWriter>, Refusal> {
     Objects::last_writer(bucket).map_err(|error| refusal(bucket, &error))
 }
 
-/// There is none.
+/// Error: there is no pool in the bucket.
 #[must_use]
 pub fn no_pool(bucket: &dyn Bucket) -> Refusal {
     Refusal::new(Kind::NotFound, format!("'{}': there is no pool", bucket.name()))
 }
 
-/// It is being destroyed, or was, since it was looked for first.
+/// Error: the pool is being destroyed, or was destroyed after it was found.
 #[must_use]
 pub fn destroyed(bucket: &dyn Bucket) -> Refusal {
     Refusal::new(Kind::NotFound, format!("the pool in '{}' was destroyed", bucket.name()))
 }
 
-/// What has to be opened on this machine for a pool at this address: nothing of it may lie in a file system of the
-/// pool itself, where whoever opens it is to serve that. `state` is the directory for what survives a reboot.
+/// Returns the files that this machine has to open for a pool at this address: none of them may lie
+/// in a file system of the pool itself, which is not served before they are read. `state` is the
+/// directory for state that survives a reboot.
 #[must_use]
 pub fn needed(address: &Path, state: Option<&Path>) -> Vec<PathBuf> {
-    /// Where credentials are that no option names, by their usual names.
+    /// Usual paths of credentials, below the home directory.
     const USUAL: [&str; 3] = [".aws", ".azure", ".config/gcloud"];
-    /// Where programs have found the names of their files before.
+    /// Environment variables with paths of credential files.
     const NAMED: [&str; 5] = [
         "AWS_SHARED_CREDENTIALS_FILE",
         "AWS_CONFIG_FILE",
@@ -121,10 +122,10 @@ pub fn needed(address: &Path, state: Option<&Path>) -> Vec<PathBuf> {
     all.map(|path| path.canonicalize().unwrap_or(path)).collect()
 }
 
-/// Whether the store can hold a pool.
+/// Checks that the store can hold a pool.
 ///
 /// # Errors
-/// It cannot, or it cannot be asked.
+/// It cannot, or it cannot be read.
 pub(crate) fn check(bucket: &dyn Bucket, nonce: u64) -> Result<(), Refusal> {
     if Objects::keeps_condition(bucket, nonce).map_err(|error| refusal(bucket, &error))? {
         return Ok(());
@@ -133,15 +134,15 @@ pub(crate) fn check(bucket: &dyn Bucket, nonce: u64) -> Result<(), Refusal> {
     Err(Refusal::new(Kind::Invalid, what).next("two machines could write to the pool at once: it cannot lie there"))
 }
 
-/// Whether a pool can be made there.
+/// Checks that a pool can be made there.
 ///
 /// # Errors
-/// As [`check`]; another pool is there.
+/// Errors of [`check`]; there is another pool.
 pub(crate) fn check_new(bucket: &dyn Bucket, name: &str, nonce: u64) -> Result<(), Refusal> {
     let doing = |refusal: Refusal| Refusal { what: format!("cannot create '{name}': {}", refusal.what), ..refusal };
     if let Some(there) = find(bucket).map_err(doing)? {
         let state = match there.state {
-            // What a destroy has left that was cut short.
+            // Remains of an interrupted destroy.
             PoolState::Destroyed => None,
             PoolState::Exported => Some("exported"),
             PoolState::Active => Some("potentially active"),
@@ -155,17 +156,17 @@ pub(crate) fn check_new(bucket: &dyn Bucket, name: &str, nonce: u64) -> Result<(
     check(bucket, nonce).map_err(doing)
 }
 
-/// What a destroyed pool leaves: its objects in a bucket, and its files on this machine.
+/// Remains of a destroyed pool: its objects in a bucket, and its files on this machine.
 pub struct Remains<'a> {
     /// The bucket.
     pub bucket: &'a dyn Bucket,
-    /// The whole address of that.
+    /// The whole address of the bucket.
     pub address: &'a str,
-    /// The number of the pool.
+    /// The guid of the pool.
     pub pool: u64,
-    /// Its name or address: `destroy` with it removes what stays.
+    /// Its name or address: `destroy` with it removes the remains.
     pub name: &'a str,
-    /// The directory for what survives a reboot.
+    /// The directory for state that survives a reboot.
     pub state: Option<&'a Path>,
 }
 
@@ -179,7 +180,7 @@ impl Remains<'_> {
     /// Removes them.
     ///
     /// # Errors
-    /// The store refuses, or does not answer: it can be tried again.
+    /// The store refuses, or does not answer: it can be retried.
     pub fn remove(&self, progress: &mut dyn Progress) -> Result<(), Refusal> {
         let (name, mut noted) = (self.name, now());
         let erased = Objects::erase(self.bucket, self.pool, &mut |removed| {
@@ -204,10 +205,10 @@ impl Remains<'_> {
     }
 }
 
-/// Looks whether there is a pool at all, for those who show what can be imported.
+/// Finds a pool and its last writer, for listings of pools that can be imported.
 ///
 /// # Errors
-/// As [`find`].
+/// Errors of [`find`].
 pub fn look(bucket: &Arc<dyn Bucket>) -> Result<Option<(Identity, Option<LastWriter>)>, Refusal> {
     let Some(identity) = find(&**bucket)? else { return Ok(None) };
     Ok(Some((identity, last_writer(&**bucket)?)))

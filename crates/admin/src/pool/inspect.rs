@@ -1,5 +1,5 @@
-//! `pool inspect`: what is on the devices, as text: labels, root records, segments, frames, trees.
-//! The format is told in `docs/pool-format.md`.
+//! `pool inspect`: dumps of on-disk data, as text: labels, root records, segments, frames, trees.
+//! The format is described in `docs/pool-format.md`.
 
 use nacre_pool::device::Device;
 use nacre_pool::frame::Header;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Imported, Progress, Refusal};
 
-/// What is to be shown.
+/// Selection of the data to dump.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
     /// The segments.
@@ -23,10 +23,10 @@ pub struct Wanted {
     pub rows: Option<String>,
 }
 
-/// Shows it, as notes.
+/// Dumps it, as notes.
 ///
 /// # Errors
-/// What cannot be read.
+/// A structure cannot be read.
 pub fn run(pool: &Imported, wanted: &Wanted, progress: &mut dyn Progress) -> Result<(), Refusal> {
     if let Some(name) = &wanted.rows {
         return rows(pool, name, progress);
@@ -153,7 +153,7 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
     }
 }
 
-/// The streams as this command has always called them.
+/// Names of the write streams in this command's output, which stay stable.
 fn stream_name(stream: WriteStream) -> &'static str {
     match stream {
         WriteStream::Metadata => "Metadata",
@@ -177,7 +177,7 @@ fn frames(pool: &Imported, segment: u32, progress: &mut dyn Progress) -> Result<
     shown.map_err(|error| Refusal::pool(format!("cannot show segment {segment}"), &error))
 }
 
-/// Prints what a tree holds.
+/// Dumps the rows of a tree.
 struct Rows<'a>(&'a mut dyn Progress);
 
 impl Visitor for Rows<'_> {
@@ -200,7 +200,7 @@ impl Visitor for Rows<'_> {
     }
 }
 
-/// A row as text. What the types are called here is not what this command has always called them.
+/// Formats a row. Names of types in the output stay stable although the types have other names now.
 fn shown(key: &Key, value: &[u8]) -> String {
     let text = match key {
         Key::Head => DatasetHead::decode(value).map(|row| {

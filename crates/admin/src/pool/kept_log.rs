@@ -1,7 +1,7 @@
-//! Where the intent log of a pool in an object store lies on this machine (`log=local`).
+//! Directory of the intent log of a pool in an object store on this machine (`log=local`).
 //!
-//! Caller: [`crate::Imported`]. Invariants: it is private to its owner; where it can lie nowhere, blocks of
-//! the log are objects (`log=remote`), unless a place was asked for.
+//! Caller: [`crate::Imported`]. Invariants: it is private to its owner; where there is no directory
+//! for it, blocks of the log are objects (`log=remote`), unless a directory was asked for.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use nacre_remote::Address;
 
 use crate::refusal::{Kind, Refusal};
 
-/// The directory of a pool's own logs, and whether it was asked for.
+/// Returns the directory of a pool's logs, and whether it was asked for.
 fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bool) {
     let named = match Address::parse(address) {
         Ok(Address::Bucket(address)) => address.settings.log_dir,
@@ -22,14 +22,14 @@ fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bo
     (directory.map(|directory| directory.join(format!("{pool:016x}"))), asked)
 }
 
-/// The logs of a pool; none where there is no place for them, or why they cannot lie there.
+/// Returns the logs of a pool; none where there is no directory for them, or why they cannot be used.
 ///
 /// # Errors
-/// A directory that was asked for and cannot be used.
+/// A directory that was asked for cannot be used.
 pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Result<Option<LocalLog>, String>, Refusal> {
     let (Some(directory), asked) = place(address, pool, state) else { return Ok(Ok(None)) };
     let opened = LocalLog::open(&directory, pool).and_then(|log| {
-        // Whoever owns it could have other files replayed.
+        // Its owner could have other files replayed.
         let is_own = std::fs::symlink_metadata(&directory)?.uid() == rustix::process::geteuid().as_raw();
         if is_own { Ok(log) } else { Err(std::io::Error::other("it belongs to another user")) }
     });
@@ -46,15 +46,15 @@ pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Resul
     }
 }
 
-/// The file that says which state of a pool this machine has seen.
+/// Returns the file with the newest state of a pool that this machine has seen.
 pub(crate) fn seen(pool: u64, state: Option<&Path>) -> Option<PathBuf> {
     Some(state?.join("pools").join(format!("{pool:016x}.seen")))
 }
 
-/// A pool that is gone has no logs.
+/// Removes the logs of a pool that is gone.
 pub(crate) fn remove(address: &str, pool: u64, state: Option<&Path>) {
     if let Some(seen) = seen(pool, state) {
-        // One that stays is of a pool that nobody has.
+        // If it remains, it belongs to a pool that does not exist any more.
         let _ = std::fs::remove_file(seen);
     }
     let (Some(directory), _) = place(address, pool, state) else { return };

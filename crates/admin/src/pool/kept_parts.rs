@@ -1,7 +1,7 @@
-//! Where parts of a pool in an object store are kept on this machine, and how much of it.
+//! Cache of a pool in an object store on this machine: its directory and size.
 //!
-//! Caller: [`crate::Imported`]. Invariants: what is kept is private to its owner; a pool is served without
-//! a cache where there can be none, unless one was asked for.
+//! Caller: [`crate::Imported`]. Invariants: the cache is private to its owner; where there can be
+//! none, a pool is served without a cache, unless one was asked for.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -13,9 +13,9 @@ use nacre_remote::{Address, BucketAddress};
 
 use crate::refusal::{Kind, Refusal};
 
-/// How much is kept at most where nothing is said, bytes.
+/// Default size limit, bytes.
 const MOST: u64 = 4 << 30;
-/// With less there is none, bytes.
+/// Minimum size, bytes; below it there is no cache.
 const LEAST: u64 = 64 << 20;
 
 /// The directory of caches; none where neither `XDG_CACHE_HOME` nor `HOME` is set.
@@ -42,12 +42,12 @@ fn open(directory: &Path, size: Option<u64>) -> io::Result<Option<Parts>> {
     }
 }
 
-/// The directory of a pool's own parts.
+/// Returns the cache directory of a pool.
 fn place(address: &BucketAddress, pool: u64) -> Option<PathBuf> {
     Some(address.settings.cache_dir.clone().or_else(directory)?.join(format!("{pool:016x}")))
 }
 
-/// Nothing is kept any more of a pool that is gone.
+/// Removes the cache of a pool that is gone.
 pub(crate) fn remove(address: &str, pool: u64) {
     let Ok(Address::Bucket(address)) = Address::parse(address) else { return };
     let Some(place) = place(&address, pool) else { return };
@@ -59,10 +59,10 @@ pub(crate) fn remove(address: &str, pool: u64) {
     }
 }
 
-/// The parts of a pool that are kept; none where they are not to be.
+/// Returns the cache of a pool; none where it is disabled.
 ///
 /// # Errors
-/// A directory that was asked for and cannot be used.
+/// A directory that was asked for cannot be used.
 pub(crate) fn of(address: &str, pool: u64) -> Result<Option<Parts>, Refusal> {
     let Ok(Address::Bucket(address)) = Address::parse(address) else { return Ok(None) };
     let (asked, size) = (address.settings.cache_dir.is_some(), address.settings.cache_size);

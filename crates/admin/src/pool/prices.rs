@@ -1,6 +1,6 @@
-//! What a pool in an object store costs in a month, by a list of prices: the pool's property `prices`.
+//! Monthly cost of a pool in an object store, by a list of prices: the pool's property `prices`.
 //!
-//! Callers: whoever sets the property, and `status`. Pure.
+//! Callers: `set` of the property, and `status`. Pure.
 
 use nacre_pool::backend::Requests;
 
@@ -8,11 +8,11 @@ use nacre_pool::backend::Requests;
 pub(crate) const PRICES: &str = "prices";
 /// A month, seconds.
 const MONTH: f64 = 30.0 * 86400.0;
-/// What was asked within a shorter time counts for this one, seconds.
+/// Minimum time by which counted requests are extrapolated, seconds.
 const SHORTEST: u64 = 60;
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Prices: of a thousand requests, of a GiB that is stored for a month, that is sent, that is received.
+/// Prices of a thousand requests, and of a GiB stored for a month, sent, and received.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
     put: f64,
@@ -25,7 +25,7 @@ pub struct Prices {
 }
 
 impl Default for Prices {
-    /// Those of S3 Standard in us-east-1, to machines that are not Amazon's; US dollars.
+    /// Prices of S3 Standard in us-east-1, to machines outside of Amazon; US dollars.
     fn default() -> Self {
         Self { put: 0.005, get: 0.0004, list: 0.005, delete: 0.0, stored: 0.023, sent: 0.0, received: 0.09 }
     }
@@ -34,17 +34,17 @@ impl Default for Prices {
 /// The cost of a month.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MonthCost {
-    /// For what is there.
+    /// For stored data.
     pub stored: f64,
-    /// For requests and what they carry, if they go on as since the import.
+    /// For requests and their traffic, if they continue at the rate since the import.
     pub requests: f64,
 }
 
 impl Prices {
-    /// Reads a list like `put=0.005,stored=0.02`; what it does not name costs what it does by default.
+    /// Parses a list like `put=0.005,stored=0.02`; prices that it does not name have their defaults.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The list is invalid; the text describes the error.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut prices = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
@@ -69,7 +69,7 @@ impl Prices {
         Ok(prices)
     }
 
-    /// What a month costs, with so many bytes there, and these requests since so many seconds.
+    /// Returns the cost of a month, with so many stored bytes, and these requests in so many seconds.
     #[must_use]
     pub fn month(&self, stored: u64, asked: &Requests, since: u64) -> MonthCost {
         let of = |count: u64, price: f64| count as f64 * price;

@@ -1,4 +1,4 @@
-//! The properties of pools: which value each has, where it comes from, and what may be set.
+//! Properties of pools: value and source of each, and which may be set.
 
 use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable, features, pool_property};
 
@@ -7,7 +7,7 @@ use super::in_bucket;
 use super::prices::PRICES;
 use crate::{Imported, Kind, Refusal};
 
-/// A value: canonical, as people read it, and where it comes from.
+/// A value in canonical and readable form, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
     /// For scripts.
@@ -18,8 +18,8 @@ pub struct Value {
     pub source: &'static str,
 }
 
-/// The names of all properties of a pool, in the order in which `get all` shows them: ZFS' order as
-/// far as it has one, features that it has, then users' own.
+/// Returns the names of all properties of a pool, in the order in which `get all` shows them: ZFS'
+/// order as far as it has one, the pool's features, then user properties.
 #[must_use]
 pub fn names(pool: &Figures) -> Vec<String> {
     let first = [
@@ -49,8 +49,7 @@ pub fn names(pool: &Figures) -> Vec<String> {
     first.into_iter().chain(rest).map(ToOwned::to_owned).chain(there).chain(own).collect()
 }
 
-/// Whether a pool has a feature, in ZFS' words: `enabled` is what it gets as soon as something
-/// needs it.
+/// Returns the state of a feature of a pool, in ZFS' words: `enabled` becomes active with its first use.
 fn state(pool: &Figures, feature: &str) -> &'static str {
     let active = match feature {
         features::REDUNDANT_METADATA => pool.redundant_metadata,
@@ -65,10 +64,10 @@ fn state(pool: &Figures, feature: &str) -> &'static str {
     if active { "active" } else { "disabled" }
 }
 
-/// The whole name of a property that may be abbreviated ("cap"), and its heading.
+/// Returns the whole name of a property that may be abbreviated ("cap"), and its heading.
 ///
 /// # Errors
-/// There is none of that name.
+/// There is no property of that name.
 pub fn resolve(name: &str) -> Result<(String, String), PropertyError> {
     if name == "name" {
         return Ok((name.to_owned(), "NAME".to_owned()));
@@ -79,10 +78,10 @@ pub fn resolve(name: &str) -> Result<(String, String), PropertyError> {
     })
 }
 
-/// The value of a property by its whole name.
+/// Returns the value of a property by its whole name.
 ///
 /// # Errors
-/// There is none of that name.
+/// There is no property of that name.
 pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
     let property = if name == "name" { None } else { Some(pool_property(name)?) };
     let plain = |text: String| Value { human: text.clone(), exact: text, source: "-" };
@@ -134,11 +133,11 @@ fn stored(pool: &Figures, name: &str, property: Option<&Property>) -> Value {
     }
 }
 
-/// Reads `PROPERTY=VALUE` for a pool: the whole name and the canonical value. `creating`: the pool
-/// is being made or imported.
+/// Parses `PROPERTY=VALUE` for a pool: returns the whole name and the canonical value. `creating`:
+/// the pool is being made or imported.
 ///
 /// # Errors
-/// What is wrong with it, in ZFS' words.
+/// The value is invalid, in ZFS' words.
 pub fn parse(name: &str, value: &str, creating: bool) -> Result<(String, String), PropertyError> {
     let property = pool_property(name)?;
     let canonical = property.parse(value, creating)?;
@@ -148,7 +147,7 @@ pub fn parse(name: &str, value: &str, creating: bool) -> Result<(String, String)
 /// Sets a property of an imported pool. An empty value of a user property removes it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The value is invalid.
 pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
     let doing = format!("cannot set property for '{}'", pool.name());
     super::writable(pool, &doing)?;

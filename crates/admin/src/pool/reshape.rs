@@ -1,9 +1,9 @@
-//! Pools that change their shape: what moves segments to where they belong, in the background, and goes
-//! on at the next import where it was interrupted.
+//! The job of a topology change: moves segments to their new devices in the background, and
+//! continues at the next import where it was interrupted.
 //!
-//! Callers: the verbs (`pool/changing.rs`), and imports. Its state is kept among the pool's properties
-//! (under a name that is none of them); which change is under way, the labels say. Invariants: one change
-//! at a time; it ends when the labels say so, never before.
+//! Callers: the verbs (`pool/changing.rs`), and imports. Its state is stored among the pool's
+//! properties (under a name that is not a property); the labels have the change that is under way.
+//! Invariants: one change at a time; it has ended when the labels have its end, never before.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,38 +22,37 @@ use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Kind, Refusal};
 
-/// The name under which the state is kept.
+/// Name under which the state is stored.
 const KEPT_AS: &str = "reshape";
-/// How often it is kept while it runs.
+/// Interval of storing it while it runs.
 const KEEP_EVERY: Duration = Duration::from_secs(30);
-/// How often it is looked at how much is left, and what was moved is made durable.
+/// Interval of updating the remaining bytes.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// What one step moves, bytes.
+/// Size of one step, bytes.
 const AT_ONCE: u64 = 4 << 20;
-/// What was moved is made durable after so much, bytes: then its old places are free.
+/// Number of moved bytes after which they are made durable: their old slots are free then.
 const DURABLE_EVERY: u64 = 256 << 20;
-/// Beside others who use the pool it works for one part of the time and rests for so many.
+/// Idle time per time of work while the pool has other I/O.
 const BESIDE_OTHERS: u32 = 5;
-/// Others are at work as long as they wrote or read within this time: their writes wait in memory for
-/// about so long.
+/// Other I/O counts for this time after a write or read: writes wait in memory for about so long.
 const OTHERS_FOR: Duration = Duration::from_secs(6);
-/// They are at work if they write or read so much at once, bytes.
+/// Minimum size of other I/O that counts, bytes.
 const OTHERS_FROM: u64 = 256 << 10;
-/// What holds it up is looked at again after this.
+/// Interval of retries while the job is blocked.
 const HELD_UP: Duration = Duration::from_secs(3);
 
-/// What moves segments.
+/// Kind of a topology change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reshaping {
-    /// Devices leave.
+    /// Removal of devices.
     #[default]
     Removal,
-    /// A RAID-Z group has become wider.
+    /// Expansion of a RAID-Z group.
     Expansion,
-    /// A group has become one of another kind.
+    /// Conversion of a group to another kind.
     Conversion,
-    /// Devices are evened out.
+    /// Balancing of devices.
     Rebalance,
 }
 
@@ -67,50 +66,50 @@ impl From<ChangeKind> for Reshaping {
     }
 }
 
-/// How far a change of shape is. Times in seconds since 1970, sizes in bytes.
+/// Progress of a topology change. Times in seconds since 1970, sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReshapeReport {
-    /// What it is doing.
+    /// Its phase.
     pub phase: Phase,
-    /// What it is.
+    /// Its kind.
     pub kind: Reshaping,
-    /// What it concerns, as it is called.
+    /// Names of the devices or groups that it concerns.
     pub what: String,
     /// When it was started.
     pub started: u64,
     /// When it ended, or was paused.
     pub ended: u64,
-    /// How long it ran, pauses not counted, milliseconds.
+    /// How long it ran without pauses, milliseconds.
     pub elapsed: u64,
-    /// What was moved.
+    /// Moved bytes.
     pub moved: u64,
-    /// What is still to be moved.
+    /// Remaining bytes.
     pub left: u64,
-    /// It may move so many bytes in a second; 0: as many as it can.
+    /// Limit in bytes a second; 0: none.
     pub rate: u64,
-    /// What holds it up.
+    /// Why it makes no progress.
     pub held_up: Option<String>,
 }
 
 impl ReshapeReport {
-    /// Bytes a second; 0 where nobody knows yet.
+    /// Bytes a second; 0 while this is not known yet.
     #[must_use]
     pub fn speed(&self) -> u64 {
         self.moved.saturating_mul(1000) / self.elapsed.max(1)
     }
 }
 
-/// What is wanted of a change of shape.
+/// A command to the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReshapeOrder {
-    /// Go on with one that is paused.
+    /// Resumes a paused change.
     Resume,
-    /// From now on it moves so many bytes in a second at most; 0: as many as it can.
+    /// Sets the limit in bytes a second; 0: none.
     Rate(u64),
-    /// Pause it.
+    /// Pauses the change.
     Pause,
-    /// Give it up.
+    /// Cancels the change.
     Stop,
 }
 
@@ -120,19 +119,19 @@ impl JobState for ReshapeReport {
     }
 }
 
-/// The change of shape of a pool, and what it works on.
+/// The topology change of a pool.
 pub struct Reshape {
     pub(crate) job: Job<ReshapeReport>,
     pool: Arc<Pool>,
     store: Arc<Store>,
     watch: Arc<Watch>,
-    /// Tells what was read of all devices, bytes.
+    /// Returns the bytes that were read from all devices.
     read: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Devices have left the pool.
+    /// Called when devices have left the pool.
     left: Box<dyn Fn() + Send + Sync>,
 }
 
-/// What a run knows of itself.
+/// State of one run of the job's thread.
 struct Run {
     stuck: BTreeSet<u32>,
     clock: Instant,
@@ -155,19 +154,19 @@ impl Reshape {
         Self { job: Job::default(), pool, store, watch, read: Box::new(read), left: Box::new(left) }
     }
 
-    /// How far it is.
+    /// Returns its progress.
     #[must_use]
     pub fn report(&self) -> ReshapeReport {
         ReshapeReport::clone(&self.job.lock())
     }
 
-    /// The name under which the state is kept among the pool's properties.
+    /// Returns the name under which the state is stored among the pool's properties.
     #[must_use]
     pub fn kept_as() -> &'static str {
         KEPT_AS
     }
 
-    /// Whether another one can begin.
+    /// Checks that another change can begin.
     ///
     /// # Errors
     /// One is under way.
@@ -191,10 +190,10 @@ impl Reshape {
         Err(refusal.next(format!("'nacre pool status' shows how far it is, {ends}")))
     }
 
-    /// A change has begun.
+    /// Starts the job of a change that has begun.
     ///
     /// # Errors
-    /// Its state cannot be kept, or there is no thread.
+    /// Its state cannot be stored, or there is no thread.
     pub(crate) fn begin(self: &Arc<Self>, kind: Reshaping, what: &str) -> Result<(), Refusal> {
         let left = self.to_move(kind);
         {
@@ -210,7 +209,7 @@ impl Reshape {
         if kind == Reshaping::Rebalance { self.store.uneven() } else { self.store.left_to_move().bytes }
     }
 
-    /// Does what is wanted with the change of the pool, which has this name.
+    /// Carries out a command for the change of the pool, which has this name.
     ///
     /// # Errors
     /// There is none, or it cannot be stopped.
@@ -242,15 +241,15 @@ impl Reshape {
         self.go_on()
     }
 
-    /// Takes up what an import finds.
+    /// Restores the state that an import finds.
     pub(crate) fn take_up(&self, kept: &str) {
-        // A state that another version has written is not worth failing for: the labels say what counts.
+        // An unreadable state of another version is ignored: the labels are authoritative.
         if let Ok(report) = serde_json::from_str::<ReshapeReport>(kept) {
             **self.job.lock() = report;
         }
     }
 
-    /// Goes on with what the labels say is under way.
+    /// Continues the change that is under way by the labels.
     pub(crate) fn resume(self: &Arc<Self>) -> Result<(), Refusal> {
         let change = self.store.shape_change();
         {
@@ -262,7 +261,7 @@ impl Reshape {
                     let new = ReshapeReport { phase: Phase::Running, kind: change.kind.into(), what, ..state.clone() };
                     **state = ReshapeReport { started: now(), moved: 0, elapsed: 0, held_up: None, ..new };
                 }
-                // It had come to its end.
+                // It had already ended.
                 None if active && state.kind != Reshaping::Rebalance => {
                     (state.phase, state.ended, state.left) = (Phase::Finished, now(), 0);
                 }
@@ -281,12 +280,12 @@ impl Reshape {
     fn go_on(self: &Arc<Self>) -> Result<(), Refusal> {
         self.job.tell();
         let (work, report) = (Arc::clone(self), self.report());
-        // What it works on the labels say as well.
+        // The labels have the details of the change as well.
         self.job.start(("pool-reshape", "move what there is"), move || work.run())?;
         self.keep(&report)
     }
 
-    /// Keeps the state over exports and crashes.
+    /// Stores the state across exports and crashes.
     fn keep(&self, report: &ReshapeReport) -> Result<(), Refusal> {
         let text = serde_json::to_string(report)
             .map_err(|error| Refusal::new(Kind::Io, format!("cannot write down the change of shape: {error}")))?;
@@ -328,7 +327,7 @@ impl Reshape {
         }
     }
 
-    /// Rests until what holds it up may be over.
+    /// Waits until the obstacle may be gone.
     fn hold_up(&self, run: &mut Run, why: String) {
         let mut state = self.job.lock();
         state.held_up = Some(why);
@@ -338,7 +337,7 @@ impl Reshape {
         run.stuck.clear();
     }
 
-    /// Moves something; answers whether that was all.
+    /// Moves segments in one step; returns whether the change has ended.
     fn step(&self, run: &mut Run) -> Result<bool, PoolError> {
         let began = moment();
         let kind = self.job.lock().kind;
@@ -381,15 +380,15 @@ impl Reshape {
         Ok(false)
     }
 
-    /// Nothing more can be moved now; answers whether nothing has to be.
+    /// Ends a change that has nothing more to move; returns whether it is complete.
     fn end(&self, run: &mut Run, kind: Reshaping) -> Result<bool, PoolError> {
-        // What was written last is settled then, and nothing is needed of the log that was before.
+        // Recent writes are in segments then, and the previous log is not needed any more.
         for _ in 0..2 {
             self.pool.commit()?;
         }
         run.undurable = 0;
         if kind == Reshaping::Rebalance {
-            // What was moved gives its places back a few states later.
+            // The old slots of moved segments are free a few commits later.
             for _ in 0..4 {
                 self.store.commit_moved()?;
             }
@@ -414,7 +413,7 @@ impl Reshape {
         Ok(false)
     }
 
-    /// Takes as much of the time as others leave, and no more than it may.
+    /// Idles to leave time to other I/O, and to keep the limit.
     fn pace(&self, run: &mut Run, worked: Duration) {
         let frames = self.store.traffic().frames;
         if frames.saturating_sub(run.frames) >= OTHERS_FROM {
@@ -432,7 +431,7 @@ impl Reshape {
         let rate = state.rate;
         self.job.rest(&mut state, Some(moment() + rest), |state| state.goes_on() && state.rate == rate);
         drop(state);
-        // Nobody else here reads while this rests.
+        // Reads during this idle time are other I/O.
         if (self.read)().saturating_sub(reads) >= OTHERS_FROM {
             run.others = Some(moment());
         }

@@ -1,13 +1,13 @@
-//! Devices of groups: taken offline, brought back, replaced; and making them whole in the
-//! background, which goes on at the next import where it was interrupted.
+//! Devices of groups: offline, online, replace; and the resilver in the background, which continues
+//! at the next import where it was interrupted.
 //!
-//! Its state is kept among the pool's properties (under a name that is none of them).
+//! Its state is stored among the pool's properties (under a name that is not a property).
 //!
-//! Callers: the verbs, and imports that find a device which may lack something. Invariants:
-//! - One resilver at a time; a device counts as whole only when one has come to its end since it was
-//!   there, and a commit after that.
-//! - What is kept of how far it is was durable on the devices before, and counts only as long as nothing
-//!   has become of any device since: the labels have the revision that was kept with it.
+//! Callers: the verbs, and imports that find a device which may lack data. Invariants:
+//! - One resilver at a time; a device counts as whole only after one has finished since it came
+//!   online, and a commit after that.
+//! - The stored position was durable on the devices before, and counts only as long as no device
+//!   has changed its state since: the labels have the revision that was stored with it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,20 +34,20 @@ use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Imported, Kind, Refusal};
 
-/// The name under which its state is kept.
+/// Name under which its state is stored.
 const KEPT_AS: &str = "resilver";
-/// How often it is kept while it runs: about as often as there are commits.
+/// Interval of storing it while it runs: about that of commits.
 const KEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// What is kept of it.
+/// The stored state of a resilver.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     report: ScrubReport,
-    /// The revision of the labels by which it is that far.
+    /// Revision of the labels for which the position holds.
     revision: u64,
 }
 
-/// Whether spares may be wanted.
+/// Whether spares are to be looked for.
 #[derive(Debug, Default)]
 pub(crate) struct SpareSearch(bool);
 
@@ -57,17 +57,18 @@ impl JobState for SpareSearch {
     }
 }
 
-/// The resilver of a pool, and what it works on.
+/// The resilver of a pool.
 pub struct Resilver {
     pub(crate) job: Job<ScrubReport>,
-    /// Has spares stand in for devices that fail.
+    /// Activates spares for failed devices.
     pub(crate) spares: Job<SpareSearch>,
     failing: Arc<Failing>,
     pool: Arc<Pool>,
     store: Arc<Store>,
     watch: Arc<Watch>,
     devices: Arc<RwLock<Vec<Arc<Counted>>>>,
-    /// How far it is counts as long as no device has come or gone since this number of changes.
+    /// Change counter of the devices for which the position holds: it counts as long as no device
+    /// has come or gone since.
     changes: AtomicU64,
 }
 
@@ -85,17 +86,17 @@ impl Resilver {
         Self { job: Job::default(), spares: Job::default(), failing, pool, store, watch, devices, changes }
     }
 
-    /// The devices are those that the store has now; these may be among them.
+    /// Sets the devices to those that the store has now; `new` may be among them.
     pub(crate) fn take_up(&self, new: Vec<Arc<Counted>>) {
         take_up(&self.store, &self.devices, new, &self.failing, &self.watch);
     }
 
-    /// What was read of all devices, bytes.
+    /// Returns the bytes that were read from all devices.
     pub(crate) fn read(&self) -> u64 {
         self.devices.read().iter().map(|device| device.counts().read_bytes).sum()
     }
 
-    /// A device may have failed: spares are looked for, by another thread.
+    /// Looks for spares in another thread, because a device may have failed.
     pub(crate) fn want_spares(self: &Arc<Self>) {
         let health = self.store.on_devices().map(Disks::health).unwrap_or_default();
         if !health.iter().any(|device| device.role == MemberRole::Spare) {
@@ -111,7 +112,7 @@ impl Resilver {
 
     fn engage_spares(self: Arc<Self>) {
         loop {
-            // Who comes from now on is looked at once more.
+            // A failure from now on starts another search.
             self.spares.lock().0 = false;
             let engaged = self.store.engage_spares().map_err(|error| error.to_string());
             let begun = engaged.and_then(|engaged| {
@@ -135,30 +136,30 @@ impl Resilver {
         }
     }
 
-    /// How far it is.
+    /// Returns its progress.
     #[must_use]
     pub fn report(&self) -> ScrubReport {
         **self.job.lock()
     }
 
-    /// The name under which its state is kept among the pool's properties.
+    /// Returns the name under which its state is stored among the pool's properties.
     #[must_use]
     pub fn kept_as() -> &'static str {
         KEPT_AS
     }
 
-    /// Takes up what an import finds, before [`Self::begin`]: one that was interrupted goes on where it
-    /// was, if nothing has become of the devices since.
+    /// Restores the state that an import finds, before [`Self::begin`]: an interrupted resilver
+    /// continues where it was, if no device has changed its state since.
     ///
     /// # Errors
-    /// Those of a commit.
+    /// Errors of a commit.
     pub(crate) fn take_up_kept(&self, kept: &str, read_only: bool) -> Result<(), Refusal> {
-        // A state that another version has written is not worth failing for.
+        // An unreadable state of another version is ignored.
         let Ok(Kept { mut report, revision }) = serde_json::from_str::<Kept>(kept) else { return Ok(()) };
         if report.phase == Phase::Running {
             let Some(disks) = self.store.on_devices().filter(|_| !read_only) else { return Ok(()) };
             if disks.stale().is_empty() {
-                // The last that it did was to have the labels say so.
+                // Its last step was to enter the devices as whole in the labels.
                 (report.phase, report.ended) = (Phase::Finished, now());
                 self.keep(&report, 0)?;
             } else if disks.left_at() != Some(revision) {
@@ -175,24 +176,24 @@ impl Resilver {
         self.pool.set_pool_properties(&[(KEPT_AS, Some(&kept))])
     }
 
-    /// Keeps how far it is, unless devices have come or gone since this number of changes.
+    /// Stores the position, unless devices have come or gone since this number of changes.
     fn keep_place(&self, changes: u64) -> Result<(), PoolError> {
         let report = self.report();
-        // What was written so far is durable then, and the labels say how the devices are.
+        // Data written so far is durable then, and the labels have the state of the devices.
         self.pool.commit()?;
         let Some(disks) = self.store.on_devices() else { return Ok(()) };
         let revision = disks.identity().revision;
         if disks.changes() != changes { Ok(()) } else { self.keep(&report, revision) }
     }
 
-    /// What cannot be kept is done again after the next import.
+    /// Logs an error: a position that cannot be stored is resilvered again after the next import.
     fn told(&self, kept: Result<(), PoolError>) {
         if let Err(error) = kept {
             tracing::warn!(%error, "how far the resilver is was not kept");
         }
     }
 
-    /// Begins, if any device that is there may lack something.
+    /// Begins, if any present device may lack data.
     ///
     /// # Errors
     /// No thread can be started.
@@ -218,7 +219,7 @@ impl Resilver {
             let ended = self.go_through();
             let mut state = self.job.lock();
             match ended {
-                // Devices have come or gone meanwhile, or the pool is being left.
+                // Devices have come or gone meanwhile, or the pool is being released.
                 Ok(false) if state.goes_on() => {
                     begin_anew(&mut state);
                     continue;
@@ -246,8 +247,7 @@ impl Resilver {
         }
     }
 
-    /// Goes through everything once, or through what is left of it; answers whether all devices are
-    /// whole now.
+    /// Goes through all segments once, or through the remaining ones; returns whether all devices are whole now.
     fn go_through(&self) -> Result<bool, PoolError> {
         let (stale, changes) = self.store.stale_devices()?;
         if stale.is_empty() {
@@ -257,11 +257,11 @@ impl Resilver {
             begin_anew(&mut self.job.lock());
         }
         let ScrubReport { position, repaired, .. } = self.report();
-        // Its positions are numbers of segments.
+        // Positions are segment numbers.
         let first = self.store.resilver_goes_on(u32::try_from(position).unwrap_or(0));
         self.job.lock().position = first.into();
         if position > 0 {
-            // By the labels of this import; and before copies are added that have nothing yet.
+            // With the labels of this import; and before copies are added that have no data yet.
             self.keep_place(changes)?;
         }
         let written = || {
@@ -276,7 +276,7 @@ impl Resilver {
                 let device = checked.device.and_then(|device| self.devices.read().get(usize::from(device)).cloned());
                 let name = device.as_ref().map_or_else(String::new, |device| device.name().to_owned());
                 if checked.mended {
-                    // It was wrong on a device that should have had everything.
+                    // The damage was on a device that should have had everything.
                     device.iter().for_each(|device| device.found_damage());
                     self.watch.mended(checked.name, checked.owner, &name, Some(damage));
                 } else {
@@ -303,16 +303,16 @@ impl Resilver {
         });
         self.job.lock().repaired = since();
         if !all? {
-            // Where devices have come or gone, it begins anew.
+            // Where devices have come or gone, it starts again.
             self.told(self.keep_place(changes));
             return Ok(false);
         }
-        // What the log has is in segments then.
+        // The content of the log is in segments then.
         self.pool.commit()?;
         self.store.strengthen()?;
         self.pool.commit()?;
         let whole = self.store.resilvered(&stale, changes)?;
-        // Those that were to replace others have done so.
+        // Replacements have finished.
         self.take_up(Vec::new());
         Ok(whole && self.store.stale_devices()?.0.is_empty())
     }
@@ -343,7 +343,7 @@ pub(super) fn writable(pool: &Imported, doing: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Does something while nobody writes to the log, and nothing of what is there is needed any more.
+/// Runs `change` while writes to the log are suspended, after commits by which its content is not needed any more.
 pub(super) fn without_log(pool: &Imported, change: impl FnOnce() -> Result<(), PoolError>) -> Result<(), PoolError> {
     pool.store.hold_log(true)?;
     let changed = pool.pool.commit().and_then(|_| pool.pool.commit()).and_then(|_| change());
@@ -358,7 +358,7 @@ pub(super) fn offline(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let number = number_of(pool, &doing, path)?;
     let is_log = pool.store.on_devices().is_some_and(|disks| disks.is_log_device(number));
     let taken = match is_log {
-        // It may be the last of them.
+        // It may be the last log device.
         true => without_log(pool, || pool.store.offline(number)),
         false => pool.store.offline(number),
     };
@@ -367,7 +367,7 @@ pub(super) fn offline(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Brings a device back; nothing where it is in use. Answers whether it was brought.
+/// Brings a device online; does nothing where it is in use. Returns whether it was brought online.
 pub(super) fn online(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let doing = format!("cannot online {}", path.display());
     writable(pool, &doing)?;
@@ -377,7 +377,7 @@ pub(super) fn online(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     if health.get(usize::from(number)).is_none_or(is_used) {
         return Ok(());
     }
-    // It may be open here still, and is opened anew: what is there now counts.
+    // It may still be open here, and is opened again: the file that is there now counts.
     let there = pool.devices.read().get(usize::from(number)).cloned();
     let kept = there.as_ref().filter(|device| device.deleted().is_none() && !device.is_missing());
     let device: Arc<Counted> = match kept {
@@ -405,7 +405,7 @@ pub(super) fn online(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     pool.resilver.begin()
 }
 
-/// A new device that is to hold what another one holds.
+/// Opens a new device that is to take over the content of another one, or to mirror it.
 pub(super) fn fresh_beside(
     pool: &Imported,
     doing: &str,
@@ -421,7 +421,7 @@ pub(super) fn fresh_beside(
     Ok((fresh, device))
 }
 
-/// Puts another device in the place of one, once it has everything.
+/// Replaces a device by another, once that has all its data.
 pub(super) fn replace(pool: &Imported, old: &Path, new: &Path, size: Option<u64>, force: bool) -> Result<(), Refusal> {
     let doing = format!("cannot replace {} with {}", old.display(), new.display());
     writable(pool, &doing)?;
@@ -439,8 +439,9 @@ pub(super) fn replace(pool: &Imported, old: &Path, new: &Path, size: Option<u64>
     pool.resilver.begin()
 }
 
-/// Opens the faulted and the absent devices again; only the `named` one, where there is one, as zpool-clear(8) does. An absent
-/// device without a file at its path stays absent (`UNAVAIL` in the status).
+/// Opens the faulted and the absent devices again; only the `named` one, if given, as in
+/// zpool-clear(8). An absent device without a file at its path stays absent (`UNAVAIL` in the
+/// status).
 ///
 /// # Errors
 /// The first refusal of [`online`], once every device was tried.

@@ -1,8 +1,7 @@
-//! The verification of everything that is stored, in the background: started, paused, gone on with,
-//! stopped, waited for.
+//! The scrub: verifies all stored data in the background; it can be started, paused, resumed, stopped and waited for.
 //!
-//! Its state is kept among the pool's properties (under a name that is none of them), so that an
-//! import goes on where an export or a crash has interrupted it. Invariant: one at a time.
+//! Its state is stored among the pool's properties (under a name that is not a property), so that
+//! an import continues where an export or a crash has interrupted it. Invariant: one at a time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,94 +20,94 @@ use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Kind, Refusal};
 
-/// The name under which the state is kept.
+/// Name under which the state is stored.
 const KEPT_AS: &str = "scan";
-/// What a copy of an identity or of a root counts as that was written anew, bytes: as much as a
-/// frame at least.
+/// Bytes that count for a repaired copy of an identity or of a root in a label: at least those of a
+/// frame.
 const LABEL_PART: u64 = 4096;
-/// How often it is kept while it runs.
+/// Interval of storing it while it runs.
 const KEEP_EVERY: Duration = Duration::from_secs(30);
 
-/// What a scrub is doing.
+/// Phase of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// There was none yet.
+    /// No scrub so far.
     #[default]
     Never,
-    /// It runs.
+    /// Running.
     Running,
-    /// It waits to be gone on with.
+    /// Paused.
     Paused,
-    /// It has looked at everything.
+    /// Finished.
     Finished,
-    /// It was stopped.
+    /// Stopped.
     Canceled,
 }
 
-/// How far a scrub is. Times in seconds since 1970, sizes in bytes.
+/// Progress of a scrub. Times in seconds since 1970, sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
-    /// What it is doing.
+    /// Its phase.
     pub phase: Phase,
     /// When it was started.
     pub started: u64,
     /// When it ended, or was paused.
     pub ended: u64,
-    /// How long it ran, pauses not counted, milliseconds.
+    /// How long it ran without pauses, milliseconds.
     pub elapsed: u64,
-    /// What it has looked at.
+    /// Verified bytes.
     pub examined: u64,
-    /// What there was to look at when it began.
+    /// Bytes to verify when it began.
     pub total: u64,
-    /// Damaged frames that it met and that are lost.
+    /// Number of damaged frames that cannot be repaired.
     pub errors: u64,
-    /// What it has written anew from another copy.
+    /// Bytes repaired from another copy.
     #[serde(default)]
     pub repaired: u64,
-    /// All before this position is done.
+    /// Everything before this position is verified.
     #[serde(default)]
     pub position: u64,
-    /// What it looks at.
+    /// Its extent.
     #[serde(default)]
     pub extent: Extent,
-    /// It may look at so many bytes in a second; 0: at as many as it can.
+    /// Limit in bytes a second; 0: none.
     #[serde(default)]
     pub rate: u64,
-    /// The last transaction group that was durable when it began.
+    /// The last durable transaction group when it began.
     #[serde(default)]
     pub through: u64,
-    /// Everything up to this one was looked at by those that came to their end.
+    /// Everything up to this transaction group was verified by finished scrubs.
     #[serde(default)]
     pub seen: u64,
 }
 
-/// What a scrub looks at.
+/// Extent of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Extent {
-    /// At everything.
+    /// All data.
     #[default]
     All,
-    /// At what is known to be damaged, and what lies beside it.
+    /// Known damage, and the data next to it.
     Errors,
-    /// At what was written since the last that came to its end, as far as that is known.
+    /// Data written since the last finished scrub, as far as that is known.
     New,
 }
 
-/// What is wanted of a scrub.
+/// A command to the scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScrubOrder {
-    /// Start one, or go on with one that is paused.
+    /// Starts one, or resumes a paused one.
     Start,
-    /// The same; one that is started looks at this much only.
+    /// Starts one of this extent only, or resumes a paused one.
     StartOf(Extent),
-    /// From now on it looks at so many bytes in a second at most; 0: at as many as it can.
+    /// Sets the limit in bytes a second; 0: none.
     Rate(u64),
-    /// Pause it.
+    /// Pauses it.
     Pause,
-    /// End it.
+    /// Stops it.
     Stop,
 }
 
@@ -118,7 +117,7 @@ impl JobState for ScrubReport {
     }
 }
 
-/// The scrub of a pool, and what it works on.
+/// The scrub of a pool.
 pub struct Scrub {
     pub(crate) job: Job<ScrubReport>,
     pool: Arc<Pool>,
@@ -141,13 +140,13 @@ impl Scrub {
         Self { job: Job::default(), pool, store, watch, devices, keeps }
     }
 
-    /// How far it is.
+    /// Returns its progress.
     #[must_use]
     pub fn report(&self) -> ScrubReport {
         **self.job.lock()
     }
 
-    /// Does what is wanted with the pool, which has this name.
+    /// Carries out a command for the pool, which has this name.
     ///
     /// # Errors
     /// One runs already, or none does; in ZFS' words.
@@ -186,15 +185,15 @@ impl Scrub {
         self.go_on(report)
     }
 
-    /// Takes up what an import finds: a scrub that was interrupted goes on.
+    /// Restores the state that an import finds: an interrupted scrub continues.
     pub(crate) fn take_up(self: &Arc<Self>, kept: &str) -> Result<(), Refusal> {
-        // A state that another version has written is not worth failing for.
+        // An unreadable state of another version is ignored.
         let Ok(report) = serde_json::from_str::<ScrubReport>(kept) else { return Ok(()) };
         **self.job.lock() = report;
         self.go_on(report)
     }
 
-    /// The name under which the state is kept among the pool's properties.
+    /// Returns the name under which the state is stored among the pool's properties.
     #[must_use]
     pub fn kept_as() -> &'static str {
         KEPT_AS
@@ -207,7 +206,7 @@ impl Scrub {
         self.job.start(("pool-scrub", "scrub"), move || work.run())
     }
 
-    /// Keeps the state over exports and crashes.
+    /// Stores the state across exports and crashes.
     fn keep(&self, report: &ScrubReport) -> Result<(), Refusal> {
         if !self.keeps {
             return Ok(());
@@ -249,7 +248,7 @@ impl Scrub {
                     self.told(self.keep(&report));
                 }
             });
-            // What was mended is durable, and nothing is needed of the log, of which a copy may be damaged.
+            // Repairs are durable then, and the log, of which a copy may be damaged, is not needed any more.
             let ended = ended.and_then(|all| match all && self.keeps {
                 true => self.pool.commit().map(|_| true),
                 false => Ok(all),
@@ -262,8 +261,8 @@ impl Scrub {
                     self.end(Phase::Canceled);
                 }
             }
-            // Paused in the middle of a segment: that one is looked at again. And another scrub may
-            // be wanted by now.
+            // Paused in the middle of a segment: that one is verified again. And another scrub may
+            // have been requested by now.
             if !self.may_go_on(&mut clock) && self.leave() {
                 return;
             }
@@ -271,7 +270,7 @@ impl Scrub {
         }
     }
 
-    /// Labels have four copies: what is damaged of one is written anew.
+    /// Repairs labels, of which there are four copies.
     fn look_at_labels(&self) -> Result<(), PoolError> {
         if !self.keeps {
             return Ok(());
@@ -291,7 +290,7 @@ impl Scrub {
         Ok(())
     }
 
-    /// Notes a frame; answers whether to go on.
+    /// Counts a verified frame; returns whether to continue.
     fn look(&self, checked: &Checked, clock: &mut Instant) -> bool {
         if let Some(damage) = &checked.damage {
             let device = checked.device.and_then(|device| self.devices.read().get(usize::from(device)).cloned());
@@ -314,7 +313,7 @@ impl Scrub {
             state.elapsed += ran.as_millis() as u64;
             *clock = moment();
         }
-        // What it has looked at would have taken so long.
+        // The time that the verified bytes should have taken by the limit.
         if let Some(due) = state.examined.saturating_mul(1000).checked_div(state.rate).map(Duration::from_millis) {
             let (rate, ahead) = (state.rate, due.saturating_sub(Duration::from_millis(state.elapsed)));
             self.job.rest(&mut state, Some(moment() + ahead), |state| state.goes_on() && state.rate == rate);
@@ -324,7 +323,7 @@ impl Scrub {
         state.goes_on()
     }
 
-    /// Waits while it is paused; answers whether it runs on.
+    /// Waits while it is paused; returns whether it continues.
     fn may_go_on(&self, clock: &mut Instant) -> bool {
         let mut state = self.job.lock();
         self.job.rest(&mut state, None, |state| state.phase == Phase::Paused && !state.leaving());
@@ -355,7 +354,7 @@ impl Scrub {
         self.job.tell();
     }
 
-    /// Answers whether the thread is not needed any more.
+    /// Stores the state, and returns whether the thread must end.
     fn leave(&self) -> bool {
         let report = self.report();
         if matches!(report.phase, Phase::Running | Phase::Paused) {
@@ -364,7 +363,7 @@ impl Scrub {
         self.job.ends()
     }
 
-    /// What cannot be kept is looked at again after the next import.
+    /// Logs an error: a position that cannot be stored is verified again after the next import.
     fn told(&self, kept: Result<(), Refusal>) {
         if let Err(error) = kept {
             tracing::warn!(%error, "how far the scrub is was not kept");

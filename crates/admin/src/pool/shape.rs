@@ -1,8 +1,6 @@
-//! Groups that are changed in use: devices, groups and spares are added, mirrors get more devices or
-//! fewer.
+//! Changes of groups in use: devices, groups and spares are added, mirrors get more devices or fewer.
 //!
-//! Caller: the verbs. Invariant: what is refused has changed nothing, and files that were made for it
-//! are gone again.
+//! Caller: the verbs. Invariant: a refused change has changed nothing, and files that were made for it are removed.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -20,25 +18,25 @@ use super::{Figures, devices};
 use crate::counted::Counted;
 use crate::{Imported, Kind, Refusal};
 
-/// What new devices are to be.
+/// Roles of new devices, in their order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Groups of the next so many devices.
+    /// Groups for all data, each of the next so many devices.
     pub groups: Vec<NewGroup>,
-    /// Groups for metadata, which come after them.
+    /// Groups for metadata, after them.
     pub special: Vec<NewGroup>,
-    /// Groups for the intent log alone, which come after these.
+    /// Groups for the intent log alone, after these.
     pub logs: Vec<NewGroup>,
-    /// Spares, which come last.
+    /// Number of spares, the last devices.
     pub spares: usize,
 }
 
 impl Shape {
-    /// Reads it from what ZFS calls it, with how many devices each is of: groups, then devices for
+    /// Parses ZFS' names of groups, each with its number of devices: groups, then those for
     /// metadata, then those for the log, then spares.
     ///
     /// # Errors
-    /// Words that are none; another order.
+    /// Unknown words; another order.
     pub fn read(words: &[(String, usize)]) -> Result<Self, Refusal> {
         let (mut shape, mut last) = (Self::default(), 0);
         for (word, devices) in words {
@@ -61,7 +59,7 @@ impl Shape {
                     shape.special.push(group);
                     1
                 }
-                // Each that is for itself can be taken out again alone.
+                // Each single log device can be removed alone.
                 "log" if kind == GroupKind::Plain => {
                     shape.logs.extend((0..*devices).map(|_| NewGroup { kind, devices: 1 }));
                     2
@@ -92,20 +90,20 @@ impl Shape {
         self.groups.iter().chain(&self.special).chain(&self.logs)
     }
 
-    /// How many devices it is of.
+    /// Total number of devices.
     #[must_use]
     pub fn devices(&self) -> usize {
         count(self.all()) + self.spares
     }
 
-    /// How many of them are neither for metadata or the log nor spares.
+    /// Number of devices that are not for metadata, for the log or spares.
     #[must_use]
     pub fn of_data(&self) -> usize {
         count(self.groups.iter())
     }
 
-    /// Why it does not go together, or not with groups that are there: one is not as safe as another.
-    /// In the words of ZFS.
+    /// Returns why the groups do not fit together, or not with existing groups: their redundancy
+    /// differs. In the words of ZFS.
     #[must_use]
     pub fn mismatch(&self, there: &[Level], paths: &[PathBuf]) -> Option<String> {
         let mut rest = paths;
@@ -122,7 +120,7 @@ impl Shape {
             let pairs = all.iter().zip(all.iter().skip(1));
             pairs.map(|(one, other)| one.differs(*other, false)).find_map(|differs| differs)
         };
-        // What is not the same everywhere does not become worse.
+        // Where existing groups differ already, a new one makes it no worse.
         if differs(there).is_some() {
             return None;
         }
@@ -141,29 +139,29 @@ fn count<'a>(groups: impl Iterator<Item = &'a NewGroup>) -> usize {
     groups.map(|group| group.devices).sum()
 }
 
-/// What a group is, as far as its redundancy is to be the same as that of others.
+/// Redundancy of a group, for comparison with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     name: &'static str,
-    /// Of rows alone.
+    /// Of RAID-Z groups only.
     parity: usize,
     devices: usize,
 }
 
 impl Level {
-    /// That of a group with this device in it.
+    /// Returns the level of a group with this device in it.
     #[must_use]
     pub fn of(group: NewGroup, path: &Path) -> Self {
         let is_disk = |path: &Path| std::fs::metadata(path).is_ok_and(|there| there.file_type().is_block_device());
         match group.kind {
-            // Each device for itself is one, however many there are.
+            // Each single device is one group.
             GroupKind::Plain => Self { name: if is_disk(path) { "disk" } else { "file" }, parity: 0, devices: 1 },
             GroupKind::Mirror => Self { name: "mirror", parity: 0, devices: group.devices },
             GroupKind::RaidZ(parity) => Self { name: "raidz", parity: usize::from(parity), devices: group.devices },
         }
     }
 
-    /// In what a new group differs, from one that is `there` or is new as well.
+    /// Describes how a new group differs from this one, which is `there` already or is new as well.
     fn differs(self, new: Self, there: bool) -> Option<String> {
         let alone = |level: Self| ["file", "disk"].contains(&level.name);
         if self == new || alone(self) && alone(new) {
@@ -188,7 +186,8 @@ impl Level {
         })
     }
 
-    /// The same of a group for metadata: a mirror may stand beside rows that lose no fewer devices.
+    /// Compares with a group for metadata: a mirror may be added to RAID-Z groups if it survives
+    /// the loss of as many devices.
     fn differs_as_special(self, new: Self, there: bool) -> Option<String> {
         if (self.name, new.name) != ("raidz", "mirror") {
             return self.differs(new, there);
@@ -202,7 +201,7 @@ impl Level {
     }
 }
 
-/// Whether new groups have the redundancy of those that are there, if these have all the same.
+/// Checks that new groups have the redundancy of the existing ones, if these all have the same.
 fn same_redundancy(pool: &Imported, new: &Shape, paths: &[PathBuf]) -> Result<(), Refusal> {
     let health = pool.store.on_devices().map(Disks::health).unwrap_or_default();
     let groups = pool.store.on_devices().map(Disks::groups).unwrap_or_default();
@@ -224,7 +223,7 @@ fn same_redundancy(pool: &Imported, new: &Shape, paths: &[PathBuf]) -> Result<()
     })
 }
 
-/// How many devices of each group that holds segments may be lost at least.
+/// Returns the number of devices that may be lost in each group with segments, at least.
 pub(super) fn redundancy_of(pool: &Imported) -> usize {
     let Some(disks) = pool.store.on_devices() else { return 0 };
     let health = disks.health();
@@ -235,7 +234,7 @@ pub(super) fn redundancy_of(pool: &Imported) -> usize {
     disks.groups().into_iter().enumerate().filter_map(of).min().unwrap_or(0)
 }
 
-/// Adds devices; or only looks whether they could be added.
+/// Adds devices; or only checks whether they could be added.
 pub(super) fn add(
     pool: &Imported,
     paths: &[PathBuf],
@@ -269,7 +268,7 @@ pub(super) fn add(
     let added = if plain && of_data && shape.groups.iter().all(|group| group.kind == GroupKind::Plain) {
         let before = pool.devices.read().len();
         let added = pool.add(fresh.devices());
-        // One whose labels could not all be written may be named by those of others.
+        // A device whose labels could not all be written may be named by the labels of others.
         let begun = usize::from(added.as_ref().is_err_and(|error| !matches!(error, PoolError::Refused(_))));
         fresh.keep(pool.devices.read().len() - before + begun);
         added
@@ -284,13 +283,13 @@ pub(super) fn add(
         "sysevent.fs.zfs.vdev_add",
         paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect(),
     );
-    // One may be missed already.
+    // A failed device may need a spare already.
     pool.resilver.want_spares();
     Ok(())
 }
 
 impl Imported {
-    /// Gives a new pool what stands beside its groups: these devices, which come behind theirs.
+    /// Adds special and log groups and spares to a new pool: these devices, which follow those of its groups.
     ///
     /// # Errors
     /// Devices that are too short or cannot be written.
@@ -305,7 +304,7 @@ impl Imported {
     }
 }
 
-/// Adds groups, and spares behind them; `kept` becomes how many of the devices belong to the pool.
+/// Adds groups, then spares; sets `kept` to the number of devices that are part of the pool.
 fn add_shape(pool: &Imported, devices: Vec<Arc<dyn Device>>, shape: &Shape, kept: &mut usize) -> Result<(), PoolError> {
     let counted = |device| Arc::new(Counted::new(device, Arc::clone(&pool.failing), Arc::clone(&pool.watch)));
     let devices: Vec<Arc<Counted>> = devices.into_iter().map(counted).collect();
@@ -316,7 +315,7 @@ fn add_shape(pool: &Imported, devices: Vec<Arc<dyn Device>>, shape: &Shape, kept
         let with_guid = |device: &Arc<Counted>| (Arc::clone(device) as Arc<dyn Device>, (pool.opening.entropy)());
         own.iter().map(with_guid).unzip::<_, _, Vec<_>, Vec<_>>()
     };
-    // What was not refused may be named by labels.
+    // Labels may name the devices unless the change was refused.
     let mut count_kept = |many: usize, done: Result<(), PoolError>| {
         if !matches!(done, Err(PoolError::Refused(_))) {
             *kept += many;
@@ -365,7 +364,7 @@ pub(super) fn attach(
     pool.resilver.begin()
 }
 
-/// Takes a device out of its mirror or pair.
+/// Detaches a device from its mirror or pair.
 pub(super) fn detach(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let doing = format!("cannot detach {}", path.display());
     writable(pool, &doing)?;
@@ -377,8 +376,7 @@ pub(super) fn detach(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Takes a spare, a device for the log that is for itself, or (by its name) a mirror for the log out of
-/// the pool.
+/// Removes a spare, a single log device, or (by its name) a mirror for the log from the pool.
 pub(super) fn remove(pool: &Imported, path: &Path) -> Result<(), Refusal> {
     let doing = format!("cannot remove {}", path.display());
     writable(pool, &doing)?;

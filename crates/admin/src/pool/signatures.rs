@@ -77,7 +77,7 @@ fn is_zero(device: &dyn Device) -> bool {
     let length = device.length();
     [0, length.saturating_sub(ENDS)].into_iter().all(|offset| {
         let mut buffer = vec![0; ENDS.min(length - offset) as usize];
-        // What cannot be read is not known to be empty.
+        // Content that cannot be read may not be zero.
         device.read_at(&mut buffer, offset).is_ok() && buffer.iter().all(|byte| *byte == 0)
     })
 }
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn other_content_is_refused_where_the_file_has_to_be_empty() {
-        // Also what resembles a partition table, as in the boot sector of a program.
+        // Also content that resembles a partition table, as in the boot sector of a program.
         let almost: [&[(u64, &[u8])]; 3] =
             [&[(0, b"hello\n")], &[(510, &[0x55, 0xaa])], &[(446, &[7; 64]), (510, &[0x55, 0xaa])]];
         for content in almost {

@@ -1,5 +1,4 @@
-//! Verbs on pools over a device in memory: verification, damage, properties, history, what is
-//! refused.
+//! Verbs on pools over a device in memory: scrub, damage, properties, history, refusals.
 
 mod in_bucket;
 
@@ -111,7 +110,7 @@ fn a_scrub_finds_what_has_rotted() {
     let pool = open(&device, Access::ReadWrite, None).unwrap();
     let later = status(&pool);
     assert_eq!((later.scrub, later.damaged, later.names), (ill.scrub, 1, ill.names));
-    // What is known to be damaged is looked at by itself, and what is new.
+    // Scrubs of known damage, and of new data.
     let scrub = |extent| {
         ask(&pool, PoolRequest::Scrub(ScrubOrder::StartOf(extent))).unwrap();
         ask(&pool, PoolRequest::AwaitScrub).unwrap();
@@ -131,7 +130,7 @@ fn a_scrub_finds_what_has_rotted() {
     assert_eq!(status(&pool).damaged, 0);
 }
 
-/// A device that fails is stood in for by a spare, and when it is there again the spare is free.
+/// A spare replaces a failed device, and is free again when the device is back.
 #[test]
 fn a_spare_stands_in_by_itself() {
     let sims: Vec<Arc<Simulator>> = (0..3).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 64 << 20))).collect();
@@ -220,14 +219,14 @@ fn a_resilver_goes_on_where_it_was() {
     let written = sims[2].written() - written;
     assert!(written < 20 << 20, "{written} bytes of 24 files of 1 MB were written after {before:?}");
     pool.export().unwrap();
-    // How it ended is told after the next import as well.
+    // The result is reported after the next import as well.
     let pool = Imported::open(plain(&sims), Access::ReadWrite, None, opening()).unwrap();
     assert_eq!(pool.resilver.report(), after);
     pool.export().unwrap();
     has_everything(&sims[2]);
 }
 
-/// Where the devices were used without the one that was being made whole, it begins anew.
+/// A resilver starts again if the pool was used without its device meanwhile.
 #[test]
 fn a_resilver_begins_anew_where_others_have_written() {
     let (sims, before) = interrupted();
@@ -255,7 +254,7 @@ fn until(pool: &Imported, is_so: &dyn Fn(&ReshapeReport) -> bool) -> ReshapeRepo
     }
 }
 
-/// What cannot be read any more holds a removal up: the files are named, and it goes on when they are gone.
+/// An unreadable frame blocks a removal: the files are named, and it continues when they are removed.
 #[test]
 fn a_removal_goes_on_when_what_is_lost_is_removed() {
     let sims: Vec<Arc<Simulator>> = (0..3).map(|at| Arc::new(Simulator::new(&format!("disk{at}"), 96 << 20))).collect();
@@ -305,7 +304,7 @@ fn a_conversion_is_turned_into_another() {
     has_everything(&sims[1]);
 }
 
-/// What a check says.
+/// Returns the problems that a check reports.
 fn findings(pool: &Imported) -> Vec<String> {
     struct Lines(Vec<String>);
     impl crate::Progress for Lines {
@@ -386,7 +385,7 @@ fn a_check_finds_what_is_lost_and_what_nobody_names() {
     );
 }
 
-/// What a lost node of a tree leads to is counted, not listed frame by frame.
+/// Frames below a lost node of a tree are counted, not listed one by one.
 #[test]
 fn a_check_names_a_lost_node_and_counts_what_is_below_it() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));

@@ -1,10 +1,10 @@
-//! Giving free room back by hand (`pool trim`): block devices are told which of their sectors hold
-//! nothing, files get holes there. In the background: started, suspended, gone on with, canceled,
-//! waited for. `autotrim` does the same with what becomes free from then on.
+//! Trim by hand (`pool trim`): discards the free space of block devices, and punches holes into
+//! files. In the background: started, suspended, resumed, canceled, waited for. `autotrim` does the
+//! same with space that is freed from then on.
 //!
-//! Its state belongs to this import: after the next one it is begun anew. Invariants: one thread in
-//! all, one device after the other; what it is told of is free in every state of the pool that
-//! could be gone back to.
+//! Its state belongs to this import: after the next one it starts again. Invariants: one thread in
+//! all, one device after the other; trimmed space is free in every state of the pool to which it
+//! could be rolled back.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,32 +22,32 @@ use crate::job::{Job, JobState};
 use crate::watch::Watch;
 use crate::{Kind, Refusal};
 
-/// How far a device is. Times in seconds since 1970, sizes in bytes.
+/// Progress of a trim of a device. Times in seconds since 1970, sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrimReport {
-    /// What becomes of it.
+    /// Its phase.
     pub phase: Phase,
     /// When it was started.
     pub started: u64,
     /// When it ended, or was suspended.
     pub ended: u64,
-    /// What there was to go through: the device.
+    /// Size of the device.
     pub total: u64,
-    /// How far it has come on the device.
+    /// Position on the device.
     pub passed: u64,
-    /// What the device was told of.
+    /// Trimmed bytes.
     pub trimmed: u64,
-    /// At most so many bytes a second; 0: as fast as it can.
+    /// Limit in bytes a second; 0: none.
     pub rate: u64,
-    /// The device does not take it.
+    /// The device does not support it.
     pub unsupported: bool,
 }
 
-/// What is wanted.
+/// A command to the trim job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrimOrder {
-    /// Start, or go on; at most so many bytes a second (0: no limit).
+    /// Start, or resume; with a limit in bytes a second (0: none).
     Start {
         /// The limit.
         rate: u64,
@@ -58,10 +58,10 @@ pub enum TrimOrder {
     Cancel,
 }
 
-/// How far all devices are.
+/// Progress on all devices.
 #[derive(Debug, Default)]
 pub(crate) struct TrimState {
-    /// By the device's place in the pool; with the slot to go on with.
+    /// By the device's number in the pool; with the slot at which to continue.
     devices: HashMap<u16, (TrimReport, u32)>,
 }
 
@@ -77,7 +77,7 @@ impl TrimState {
     }
 }
 
-/// The trimming of a pool's devices, and what it works on.
+/// The trim job of a pool.
 pub struct Trim {
     pub(crate) job: Job<TrimState>,
     store: Arc<Store>,
@@ -91,16 +91,16 @@ impl Trim {
         Self { job: Job::default(), store, watch, devices }
     }
 
-    /// How far a device is.
+    /// Returns the progress on a device.
     #[must_use]
     pub fn report(&self, device: u16) -> TrimReport {
         self.job.lock().devices.get(&device).map(|(report, _)| *report).unwrap_or_default()
     }
 
-    /// Does what is wanted with devices of the pool of this name, by their paths; none: with all.
+    /// Carries out a command for devices of the pool of this name, by their paths; none: all.
     ///
     /// # Errors
-    /// A device that is not there; one that is trimmed already, or is not; in ZFS' words.
+    /// A device that does not exist; one that is trimmed already, or is not; in ZFS' words.
     pub fn order(self: &Arc<Self>, name: &str, paths: &[std::path::PathBuf], order: TrimOrder) -> Result<(), Refusal> {
         let lengths: Vec<(String, u64)> =
             self.devices.read().iter().map(|device| (device.name().to_owned(), device.length())).collect();
@@ -118,7 +118,7 @@ impl Trim {
             return Err(refusal.next(format!("nacre pool status {name} lists them")));
         }
         let mut state = self.job.lock();
-        // All that are meant or none.
+        // All of the given devices or none.
         let is = |state: &TrimState, device: u16| {
             state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase)
         };
@@ -189,7 +189,7 @@ impl Trim {
                 }
                 Ok(told) => {
                     report.trimmed += told.bytes;
-                    // Who has started it anew meanwhile begins at the beginning.
+                    // If it was started again meanwhile, it begins at the beginning.
                     if *next == from {
                         *next = told.next.unwrap_or(from);
                         report.passed = u64::from(*next).saturating_mul(self.store.slot()).min(report.total);
@@ -219,7 +219,7 @@ impl Trim {
                 self.watch.note(event, details);
                 self.job.tell();
             } else if rate > 0 {
-                // As long as this step may last at this rate.
+                // For as long as this step may take at this rate.
                 let until =
                     began + Duration::from_millis((u128::from(step) * 1000 / u128::from(rate)).min(3_600_000) as u64);
                 self.job.rest(&mut state, Some(until), |state| !state.leaving() && state.running() == Some(device));
@@ -227,10 +227,10 @@ impl Trim {
         }
     }
 
-    /// Whether devices took what they were told.
+    /// Checks that the devices support trimming.
     ///
     /// # Errors
-    /// One that does not.
+    /// A device that does not.
     pub fn supported(&self) -> Result<(), Refusal> {
         let devices = self.devices.read();
         let mut places = devices.iter().enumerate();

@@ -12,10 +12,10 @@ use super::super::devices::Opened;
 use super::super::in_bucket::{Remains, find};
 use super::*;
 
-/// No place of this machine keeps anything of a pool at it.
+/// No directory of this machine has files of a pool at it.
 const ADDRESS: &str = "file:///nowhere";
 
-/// What one machine stands on: its random numbers are its own.
+/// Import parameters of one machine: its random numbers are its own.
 fn opening_on(machine: u64) -> Opening {
     let count = AtomicU64::new(machine << 32);
     let entropy = Arc::new(move || count.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
@@ -94,7 +94,7 @@ fn an_import_that_is_refused_leaves_the_bucket_as_it_was() {
     assert!(after == before);
 }
 
-/// What a writer has done while its pool was imported elsewhere.
+/// Work of a writer while its pool was imported on another machine.
 #[derive(Clone, Copy, Default)]
 struct WentOn {
     /// Files that it has synced.
