@@ -1,4 +1,4 @@
-//! Time: the one place of this crate that reads clocks and waits.
+//! Time: the only module of this crate that reads clocks and sleeps.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -46,7 +46,7 @@ impl Sharing {
 /// Mount options, from properties and `-o`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
-    /// What the mount table calls it: the dataset's name.
+    /// Source in the mount table: the dataset's name.
     pub source: String,
     /// Nothing may be changed.
     pub read_only: bool,
@@ -58,12 +58,12 @@ pub struct MountOptions {
     pub no_dev: bool,
     /// Reading changes no access time.
     pub no_atime: bool,
-    /// What is written is durable when write(2) returns.
+    /// Data is durable when write(2) returns (`sync=always`).
     #[serde(default)]
     pub synchronous: bool,
     /// A mount over a directory that is not empty is fine.
     pub overlay: bool,
-    /// Who else gets it.
+    /// Its network shares.
     #[serde(default)]
     pub sharing: Sharing,
     /// A command of this machine has named the directory: it is not the pool's `mountpoint`.
@@ -185,7 +185,7 @@ pub trait Mounts: Send + Sync {
     /// ones. `act` calls its argument as soon as the barrier can be lifted.
     ///
     /// # Errors
-    /// As [`Self::settle`]; those of `act`.
+    /// Errors of [`Self::settle`] and of `act`.
     fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal>;
 
     /// Exchanges the files of a dataset by `replace` (a rollback), where it is mounted: no file

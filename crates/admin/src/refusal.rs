@@ -34,15 +34,15 @@ pub enum Kind {
 /// Error of a verb.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What failed, on what, and why.
+    /// The sentence: the failed action, its object, and the reason.
     pub what: String,
-    /// What to do next; may be empty.
+    /// The next step for the user; may be empty.
     pub next: String,
     /// The kind.
     pub kind: Kind,
 }
 
-/// Whether an error leaves open what a device or store holds.
+/// Whether an error leaves the content of a device or store unknown.
 fn is_silent(kind: ErrorKind) -> bool {
     use ErrorKind::{
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable,
@@ -69,7 +69,7 @@ impl Refusal {
         Self { what: what.into(), next: String::new(), kind }
     }
 
-    /// Adds what to do next.
+    /// Adds the next step.
     #[must_use]
     pub fn next(mut self, next: impl Into<String>) -> Self {
         self.next = next.into();

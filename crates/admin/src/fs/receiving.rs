@@ -419,7 +419,7 @@ fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
 /// Makes the snapshot visible; users of the file system get its files.
 fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doing: &str) -> Result<(), Refusal> {
     let id = receiving.target();
-    // Checked before writes are held.
+    // Checked before requests to the file system are blocked.
     receiving.check_shape().map_err(|error| refused(doing, &error))?;
     if !receiving.replaces() {
         return receiving.finish().map(drop).map_err(|error| refused(doing, &error));

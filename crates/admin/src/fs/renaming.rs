@@ -126,7 +126,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
         (id, all)
     };
     let (parent, mut failed) = making::parent_of(pool, mounts, above, what.parents, &doing)?;
-    // -u: not remounted; what is mounted keeps its place until it is unmounted.
+    // -u: not remounted; mounts keep their mount points until they are unmounted.
     let affected = if what.unmounted { Vec::new() } else { affected };
     let foresee = |objects: &mut Objects<'_>| {
         let mut row = objects.known(id)?.row.clone();

@@ -88,7 +88,7 @@ pub struct ToSchedule {
     pub recursive: bool,
     /// Prefix of the names of the snapshots; snapshots of other labels are ignored.
     pub label: String,
-    /// Number of newest periods with snapshots, of each of which the last snapshot is kept.
+    /// For each kind of period: the number of newest periods with snapshots of which the last one is kept.
     pub keep: Vec<(Period, u64)>,
     /// User properties of each new snapshot.
     pub properties: Vec<(String, String)>,

@@ -1,5 +1,5 @@
 //! The verbs on pools in memory, with mounts that are only noted. The words of refusals are ZFS',
-//! so scripts go on understanding them.
+//! so that scripts still understand them.
 
 mod content;
 mod forged_streams;
@@ -32,7 +32,7 @@ struct Noted {
     there: Mutex<Vec<Mounted>>,
     /// Datasets that somebody uses.
     used: Mutex<HashSet<u64>>,
-    /// What was asked, besides.
+    /// Other requests, in their order.
     asked: Mutex<Vec<String>>,
 }
 
@@ -158,7 +158,7 @@ impl World {
         self.run(request).unwrap_or_else(|refusal| panic!("{refusal}"))
     }
 
-    /// What it says instead of doing it, and what next.
+    /// Sentence, next step and kind of the refusal.
     fn refused(&self, request: FsRequest) -> (String, String, Kind) {
         let refusal = self.run(request).unwrap_err();
         (refusal.what, refusal.next, refusal.kind)
@@ -194,7 +194,7 @@ impl World {
         (shown.value, shown.source)
     }
 
-    /// What is mounted: dataset names and places.
+    /// The mounts: dataset names and mount points.
     fn mounted(&self) -> Vec<(String, String)> {
         let FsAnswer::Mounted(mounted) = self.ok(FsRequest::Mounted) else { panic!() };
         let mut found: Vec<(String, String)> =

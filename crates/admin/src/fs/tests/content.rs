@@ -1,4 +1,4 @@
-//! Rollback, and what clones and figures say about content.
+//! Rollback, and the figures of clones and content.
 
 use super::*;
 
@@ -22,10 +22,10 @@ fn a_file_system_goes_back() {
     world.ok(FsRequest::RollBack(roll_back("t/a@1")));
     assert_eq!((read(&world, "t/a", "old"), read(&world, "t/a", "new")), (Some(100_000), None));
     assert_eq!(world.mounted().len(), 1);
-    // What the kernel kept was passed on before, and forgotten afterwards.
+    // The kernel's cached writes were written back before, and its caches dropped afterwards.
     let id = world.id("t/a");
     assert!(world.mounts.asked.lock().ends_with(&[format!("settle [{id}]"), format!("replaced {id}")]));
-    // Whoever uses it stays in it; what lies below is unmounted for it, unless somebody uses that.
+    // A file system in use stays mounted; mounts below it are unmounted for the rollback, unless they are in use.
     world.mounts.used.lock().insert(id);
     world.create("t/a/below");
     world.write("t/a", "new", 200_000, 2);
@@ -58,7 +58,7 @@ fn newer_snapshots_bookmarks_and_clones_have_to_be_given_up() {
     assert_eq!(refused.1, "use '-r' to force deletion of the following snapshots and bookmarks:\nt/a@2\nt/a#m");
     world.ok(clone("t/a@2", "t/c"));
     world.ok(FsRequest::RollBack(ToRollBack { clones: true, ..roll_back("t/a@1") }));
-    // What lies below is not rolled back.
+    // File systems below are not rolled back.
     assert_eq!(world.names(), ["t", "t/a", "t/a/below", "t/a/below@1", "t/a/below@2", "t/a@1"]);
     assert_eq!(read(&world, "t/a", "f"), None);
 }
@@ -151,7 +151,7 @@ fn differences_have_names() {
     rest.sort_by(by_path);
     wanted.sort_by(by_path);
     assert_eq!(rest, wanted);
-    // Nothing is left of the moment that was looked at, and nobody has to listen to the end.
+    // The temporary snapshot is gone, and the caller may stop listening before the end.
     assert_eq!(world.names(), ["t", "t/a", "t/a@1"]);
     assert_eq!(differences(&world, "t/a@1", None, 2).len(), 2);
     world.snapshot(&["t/a@2"]);

@@ -1,9 +1,9 @@
-//! Streams of whole trees (`send -R`, `-R -I`) with right checksums, of which records are missing, twice, exchanged or
-//! say something else. Whatever is received: every operation on it ends, `check` finds nothing, and nothing of it
-//! stays when it is destroyed.
+//! Streams of whole trees (`send -R`, `-R -I`) with right checksums, of which records are missing, repeated,
+//! exchanged or forged. For everything that is received: every operation on it ends, `check` finds nothing, and its
+//! destruction frees all of it.
 //!
 //! `NACRE_STREAM_CASES` makes a campaign of it, from `NACRE_POOL_SEED`. A case that does not end within
-//! [`ENDS_WITHIN`] fails, and says its seed.
+//! [`ENDS_WITHIN`] fails, and prints its seed.
 
 use std::io::{self, Read};
 use std::sync::mpsc;
@@ -99,7 +99,7 @@ fn one_of<T: Clone>(all: &[T], random: &mut Random) -> Option<T> {
     all.get(random.below(all.len().max(1) as u64) as usize).cloned()
 }
 
-/// Makes the head of a snapshot say something else.
+/// Forges the header of a snapshot.
 fn forge_head(head: &mut SnapshotHead, other: Option<SnapshotHead>, random: &mut Random) {
     const NAMES: [&str; 8] = ["", "/b", "/b/c", "/x/y", "/..", "b", "//", "/b@1"];
     const WHOLE: [&str; 6] = ["t/a@1", "t/a", "@", "a@b@c", "t/a/b@2", "x@\u{1b}"];

@@ -1,5 +1,5 @@
-//! What the later snapshots of a stream bring to a file system that is there: it is believed no further than what
-//! the first one brings, and takes nothing away that was set here.
+//! Effects of a stream's later snapshots on an existing file system: they are trusted no further
+//! than the first one, and overwrite no local setting.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn a_later_snapshot_brings_no_mount_point_where_something_is() {
         assert!(is_refused_place(&receive_as(&world, &later, into())), "{place}");
         assert!(is_refused_place(&receive_as(&world, &later, ToReceive { force: true, ..into() })), "{place}");
         assert_eq!(world.value("t/in", "mountpoint").0, before);
-        // What is said here counts.
+        // The local setting is effective.
         receive_as(&world, &later, ToReceive { except: vec!["mountpoint".to_owned()], ..into() }).unwrap();
         assert_eq!(world.value("t/in", "mountpoint").0, before);
     }
@@ -82,7 +82,7 @@ fn a_later_snapshot_brings_no_mount_point_where_something_is() {
     let world = World::new();
     receive_as(&world, &first, into()).unwrap();
     receive_as(&world, &later, into()).unwrap();
-    // A place that is free.
+    // A free mount point.
     let [first, later] = streams(&[], &[("mountpoint", "/nowhere/free")]);
     let world = World::new();
     receive_as(&world, &first, into()).unwrap();
@@ -128,7 +128,7 @@ fn a_later_snapshot_turns_on_nothing_that_is_off() {
         world.ok(set("t/in", name, "on"));
         receive_as(&world, &later, into()).unwrap();
         assert_eq!(world.value("t/in", name).0.as_deref(), Some("on"));
-        // All that was there goes: what comes is as new as the first time.
+        // All former content is replaced: the stream counts like a first one.
         let world = World::new();
         world.create("t/in");
         let [all, _] = streams(&[], &[]);

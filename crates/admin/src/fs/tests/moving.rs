@@ -37,7 +37,7 @@ fn changing_a_mount_point_takes_those_that_inherit_along() {
     world.ok(set("t/a", "mountpoint", "/new"));
     let new = [("t/a", "/new"), ("t/a/b", "/new/b"), ("t/a/b/c", "/new/b/c"), ("t/a/own", "/own")];
     assert_eq!(world.mounted(), pairs(&new));
-    // One in use keeps all where they are.
+    // If one is in use, all stay mounted.
     world.mounts.used.lock().insert(world.id("t/a/b"));
     let refused = world.refused(set("t/a", "mountpoint", "/other"));
     assert_eq!(refused.2, Kind::Busy);
@@ -147,7 +147,7 @@ fn everything_is_mounted_and_unmounted_in_order() {
     for name in ["t/a", "t/a/b", "t/a/b/c", "t/d"] {
         world.create(name);
     }
-    // What is mounted below goes with it, or all of it stays.
+    // Mounts below are unmounted with it, or all of them stay.
     let unmount = || FsRequest::Unmount { what: ToUnmount::Name("t/a".to_owned()), force: false };
     world.mounts.used.lock().insert(world.id("t/a"));
     assert_eq!(world.run(unmount()).unwrap_err().kind, Kind::Busy);
@@ -167,7 +167,7 @@ fn everything_is_mounted_and_unmounted_in_order() {
     world.mounts.used.lock().insert(world.id("t/a"));
     assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
     assert_eq!(world.mounted().len(), 5);
-    // Who asks for all gets what nobody uses, and hears of the rest.
+    // Unmounting all leaves mounts in use, and reports them.
     let FsAnswer::Done(stay) = world.ok(FsRequest::Unmount { what: ToUnmount::All, force: false }) else { panic!() };
     assert_eq!(world.mounted(), pairs(&[("t", "/nowhere/t"), ("t/a", "/nowhere/t/a")]));
     assert!(stay.len() == 2 && stay[0] == "cannot unmount '/nowhere/t/a': pool or dataset is busy", "{stay:?}");
@@ -292,7 +292,7 @@ fn all_are_asked_before_any_is_unmounted() {
     let before = world.mounts.mounted();
     assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
     assert_eq!(world.mounts.mounted(), before);
-    // Those on which nothing else is mounted can be asked; with force nobody is.
+    // Mounts with no other mount on them are checked first; with force none is.
     let asked = [format!("free {}", world.id("t/data")), format!("free {}", world.id("t/home/bob"))];
     assert_eq!(*world.mounts.asked.lock(), asked[..1]);
     world.mounts.used.lock().clear();
@@ -312,7 +312,7 @@ fn a_parent_that_is_mounted_later_hides_nothing() {
     world.ok(mount("t/a"));
     world.ok(mount("t/a/b"));
     assert_eq!(order(&world), ["/nowhere/t/a", "/nowhere/t/a/b", "/nowhere/t/a/b/c"]);
-    // Where that would need one in use to go, it is refused.
+    // Refused if a mount in use would have to be unmounted for it.
     world.ok(unmount("t/a"));
     world.ok(mount("t/a/b/c"));
     world.mounts.used.lock().insert(world.id("t/a/b/c"));
@@ -346,7 +346,7 @@ fn hidden_mounts_count_as_none_and_are_found_again() {
         assert_eq!(seen().as_deref(), Some("yes"));
         assert_eq!(world.mounted().len(), 4);
     }
-    // One that hides another and is in use stays, and so do all.
+    // A mount in use that hides another one stays, and all others do.
     hide();
     world.mounts.used.lock().insert(world.id("t/a"));
     assert_eq!(world.refused(mount(Some("t/a/b"))).2, Kind::Busy);
@@ -354,7 +354,7 @@ fn hidden_mounts_count_as_none_and_are_found_again() {
     assert!(told[0].contains("busy"), "{told:?}");
     assert_eq!(world.mounted().len(), 4);
     world.mounts.used.lock().clear();
-    // Only the hidden one goes for good.
+    // Only the hidden one is unmounted for good.
     world.ok(unmount("t/a/b"));
     assert_eq!(world.mounted().len(), 3);
     world.ok(mount(Some("t/a/b")));

@@ -1,4 +1,4 @@
-//! create, clone, rename, promote, destroy: names and what depends on what.
+//! create, clone, rename, promote, destroy: names and dependencies.
 
 use super::*;
 

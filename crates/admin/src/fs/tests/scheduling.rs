@@ -1,4 +1,4 @@
-//! Snapshots by a schedule: what is taken, what goes, what stays.
+//! Snapshots by a schedule: which are taken, destroyed and kept.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn snapshots_of_others_are_no_concern_of_a_run() {
     world.snapshot(&["t/a@monday", "t@monday"]);
     // A name as a run makes them, without the property.
     world.snapshot(&["t/a@auto-2020-01-01T00:00:00Z"]);
-    // The property, by hand and inherited, without such a name; and received, as it were, with the file system's.
+    // The property, set by hand and inherited, without a dated name; and as if received with the file system's.
     world.ok(set("t/a@monday", "nacre:schedule", "auto"));
     world.ok(set("t/a", "nacre:schedule", "auto"));
     let other = world.schedule(run(&["t/a"], false, "other"));
@@ -86,7 +86,7 @@ fn what_is_held_cloned_or_read_stays_and_is_named() {
     taken = take().taken.remove(0);
     world.ok(clone(&taken, "t/c"));
     kept.push((taken.clone(), "it has clones".to_owned()));
-    // One that is mounted and in use, and one beside it that is not.
+    // One that is mounted and in use, and another one that is not.
     taken = take().taken.remove(0);
     let dataset = world.id("t/a");
     let txg = world.pool.pool.find_snapshot(dataset, taken.split_once('@').unwrap().1).unwrap();
@@ -100,7 +100,7 @@ fn what_is_held_cloned_or_read_stays_and_is_named() {
     let unused = done.taken[0].clone();
     let done = take();
     assert_eq!((done.destroyed, done.stay.len()), (vec![unused], 3));
-    // What is let go of goes.
+    // A released snapshot is destroyed.
     world.mounts.used.lock().clear();
     world.ok(FsRequest::Hold(held.clone()));
     let done = take();

@@ -140,7 +140,7 @@ fn ratios_tell_what_compression_saves() {
     let ratio = |name: &str, property: &str| world.value(name, property).0.unwrap().parse::<f64>().unwrap();
     assert_eq!(world.value("t/a", "refcompressratio").0.as_deref(), Some("1.00"));
     assert!(ratio("t/a/b", "refcompressratio") > 5.0);
-    // What lies below counts in one of them.
+    // Descendants count in one of the two ratios.
     let both = ratio("t/a", "compressratio");
     assert!(both > 1.5 && both < 2.1, "{both}");
     world.snapshot(&["t/a/b@1"]);
