@@ -113,7 +113,7 @@ pub enum FsRequest {
     Holds {
         /// The snapshots.
         snapshots: Vec<String>,
-        /// Also snapshots of the same names of descendants.
+        /// Includes snapshots of the same names of descendants.
         recursive: bool,
     },
     /// Lists the differences between a snapshot and a later one, or the live file system. Each

@@ -24,7 +24,7 @@ impl What {
     }
 }
 
-/// How a file system is shared over the network, from its properties.
+/// Network shares of a file system, from its properties.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sharing {
     /// GUID of the dataset.
@@ -48,7 +48,7 @@ impl Sharing {
 pub struct MountOptions {
     /// Source in the mount table: the dataset's name.
     pub source: String,
-    /// Nothing may be changed.
+    /// Read-only mount.
     pub read_only: bool,
     /// Programs may not be run.
     pub no_exec: bool,

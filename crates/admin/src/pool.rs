@@ -61,7 +61,7 @@ pub enum PoolRequest {
     List,
     /// Returns figures and health; with `names` also damaged files by name.
     Status {
-        /// Also the names.
+        /// Includes the names of damaged files.
         names: bool,
     },
     /// Exports the pool; with `force` even while its mounts are in use.
@@ -86,7 +86,7 @@ pub enum PoolRequest {
         groups: Vec<(String, usize)>,
         /// Length of files that are made, bytes.
         size: Option<u64>,
-        /// Also devices that hold other data.
+        /// Accepts devices that hold other data.
         force: bool,
         /// Dry run: only checks whether they could be added.
         #[serde(default)]
@@ -110,7 +110,7 @@ pub enum PoolRequest {
         new: PathBuf,
         /// Length of a file that is made, bytes.
         size: Option<u64>,
-        /// Also one that holds other data.
+        /// Accepts a device that holds other data.
         force: bool,
     },
     /// Adds a device to a mirror as one more copy, or makes a mirror of a single device.
@@ -121,7 +121,7 @@ pub enum PoolRequest {
         new: PathBuf,
         /// Length of a file that is made, bytes.
         size: Option<u64>,
-        /// Also one that holds other data.
+        /// Accepts a device that holds other data.
         force: bool,
     },
     /// Detaches a device: one of a mirror; the new one of a replacement, which is cancelled; the
@@ -139,7 +139,7 @@ pub enum PoolRequest {
     Leave {
         /// Their paths, or the names of groups.
         devices: Vec<PathBuf>,
-        /// Also where redundancy decreases.
+        /// Accepts a decrease of redundancy.
         force: bool,
     },
     /// Adds a device to a RAID-Z group (RAID-Z expansion).
@@ -150,7 +150,7 @@ pub enum PoolRequest {
         new: PathBuf,
         /// Length of files that are made, bytes.
         size: Option<u64>,
-        /// Also with a device that holds other data.
+        /// Accepts a device that holds other data.
         force: bool,
     },
     /// Converts a group to another kind.
@@ -163,7 +163,7 @@ pub enum PoolRequest {
         devices: Vec<PathBuf>,
         /// Length of files that are made, bytes.
         size: Option<u64>,
-        /// Also where redundancy decreases, and with devices that hold other data.
+        /// Accepts a decrease of redundancy, and devices that hold other data.
         force: bool,
     },
     /// Moves segments from full devices to empty ones.
@@ -274,7 +274,7 @@ pub struct Status {
 /// A line of the history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// When, seconds since 1970.
+    /// Time of the command, seconds since 1970.
     pub at: i64,
     /// The transaction group after which it was done.
     pub txg: u64,

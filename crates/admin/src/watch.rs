@@ -19,7 +19,7 @@ const DAMAGE_MOST: usize = 4096;
 pub struct Event {
     /// Counts from 1 at the import.
     pub number: u64,
-    /// When, seconds since 1970.
+    /// Time of the event, seconds since 1970.
     pub at: u64,
     /// Class, as `zpool events` names it: `sysevent.fs.zfs.pool_import`, `ereport.fs.zfs.checksum`.
     pub class: String,

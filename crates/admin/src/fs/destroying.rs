@@ -18,9 +18,9 @@ use crate::{Imported, Kind, Mounts, Refusal, What};
 pub struct ToDestroy {
     /// A file system, a bookmark, or snapshots: `file system@a,b,first%last`.
     pub target: String,
-    /// Also descendants; for snapshots, those of the same names of descendants.
+    /// Includes descendants; for snapshots, those of the same names of descendants.
     pub recursive: bool,
-    /// Also clones, wherever they are.
+    /// Includes clones, wherever they are.
     pub clones: bool,
     /// Unmounts even file systems in use.
     pub force: bool,

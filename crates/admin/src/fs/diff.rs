@@ -24,7 +24,7 @@ pub struct Difference {
     pub changed: (i64, u32),
 }
 
-/// How a path has changed.
+/// Kind of a change of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum How {

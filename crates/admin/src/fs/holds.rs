@@ -15,7 +15,7 @@ pub struct ToHold {
     pub tag: String,
     /// The snapshots.
     pub snapshots: Vec<String>,
-    /// Also snapshots of the same names of all descendants.
+    /// Includes snapshots of the same names of all descendants.
     pub recursive: bool,
     /// Releases instead of sets.
     pub release: bool,

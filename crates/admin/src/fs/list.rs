@@ -64,7 +64,7 @@ pub struct Shown {
     pub property: String,
     /// The canonical value; none where the object has none.
     pub value: Option<String>,
-    /// Where it comes from.
+    /// Source of the value.
     pub source: From,
     /// The value that was received with a stream.
     pub received: Option<String>,

@@ -34,7 +34,7 @@ pub struct ToCreate {
 pub struct ToSnapshot {
     /// Names, each `file system@name`.
     pub names: Vec<String>,
-    /// Also of all descendants.
+    /// Includes all descendants.
     pub recursive: bool,
     /// User properties of each new snapshot.
     pub properties: Vec<(String, String)>,

@@ -15,7 +15,7 @@ pub struct ToMount {
     pub name: Option<String>,
     /// Temporary options of `-o`.
     pub words: Vec<String>,
-    /// Also over a directory that is not empty.
+    /// Allows a mount over a directory that is not empty.
     pub overlay: bool,
     /// The mount point of mount(8). Otherwise it is taken from the properties.
     #[serde(default)]

@@ -17,7 +17,7 @@ pub struct ToRollBack {
     pub snapshot: String,
     /// Destroys newer snapshots and bookmarks.
     pub newer: bool,
-    /// And their clones.
+    /// Destroys the clones of newer snapshots as well.
     pub clones: bool,
     /// Unmounts even file systems in use.
     pub force: bool,

@@ -84,7 +84,7 @@ impl Period {
 pub struct ToSchedule {
     /// The file systems.
     pub names: Vec<String>,
-    /// Also all descendants.
+    /// Includes all descendants.
     pub recursive: bool,
     /// Prefix of the names of the snapshots; snapshots of other labels are ignored.
     pub label: String,

@@ -14,7 +14,7 @@ use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 pub struct ToSet {
     /// The file systems and snapshots.
     pub names: Vec<String>,
-    /// Also all descendants.
+    /// Includes all descendants.
     pub recursive: bool,
     /// The properties, in the user's form, with their new values.
     pub properties: Vec<(String, NewValue)>,

@@ -125,7 +125,7 @@ pub fn needed(address: &Path, state: Option<&Path>) -> Vec<PathBuf> {
 /// Checks that the store can hold a pool.
 ///
 /// # Errors
-/// It cannot, or it cannot be read.
+/// The store cannot hold a pool, or cannot be read.
 pub(crate) fn check(bucket: &dyn Bucket, nonce: u64) -> Result<(), Refusal> {
     if Objects::keeps_condition(bucket, nonce).map_err(|error| refusal(bucket, &error))? {
         return Ok(());

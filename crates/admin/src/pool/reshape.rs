@@ -169,7 +169,7 @@ impl Reshape {
     /// Checks that another change can begin.
     ///
     /// # Errors
-    /// One is under way.
+    /// Another change is under way.
     pub(crate) fn is_free(&self, doing: &str) -> Result<(), Refusal> {
         let state = self.job.lock();
         let runs = matches!(state.phase, Phase::Running | Phase::Paused);
@@ -212,7 +212,7 @@ impl Reshape {
     /// Carries out a command for the change of the pool, which has this name.
     ///
     /// # Errors
-    /// There is none, or it cannot be stopped.
+    /// There is no change, or it cannot be stopped.
     pub fn order(self: &Arc<Self>, name: &str, order: ReshapeOrder) -> Result<(), Refusal> {
         let none = |verb: &str| Refusal::new(Kind::Invalid, format!("cannot {verb} a change of shape of '{name}'"));
         let report = self.report();

@@ -149,7 +149,7 @@ impl Scrub {
     /// Carries out a command for the pool, which has this name.
     ///
     /// # Errors
-    /// One runs already, or none does; in ZFS' words.
+    /// A scrub runs already, or none does; in ZFS' words.
     pub fn order(self: &Arc<Self>, name: &str, order: ScrubOrder) -> Result<(), Refusal> {
         let mut state = self.job.lock();
         let extent = if let ScrubOrder::StartOf(extent) = order { extent } else { Extent::All };

@@ -61,7 +61,7 @@ pub enum TrimOrder {
 /// Progress on all devices.
 #[derive(Debug, Default)]
 pub(crate) struct TrimState {
-    /// By the device's number in the pool; with the slot at which to continue.
+    /// Report and next slot of each device, by its number in the pool.
     devices: HashMap<u16, (TrimReport, u32)>,
 }
 
