@@ -1,7 +1,7 @@
-//! `nacre bench`: the command line is checked here; measuring is the business of the program
-//! `nacre-bench`, so that no process that holds data links what draws plots.
+//! `nacre bench`: checks the command line and starts the program `nacre-bench`, which measures, so
+//! that no process that holds data links the code that draws plots.
 //!
-//! Called by [`crate::run`]. The other program takes the place of this one: its output, its exit code
+//! Called by [`crate::run`]. `nacre-bench` replaces this process (exec): its output, its exit code
 //! and the signals are its own.
 
 use clap::ArgMatches;
@@ -13,10 +13,10 @@ use std::{
     process::Command,
 };
 
-/// The program that measures.
+/// Name of the program that measures.
 const PROGRAM: &str = "nacre-bench";
 
-/// Measures. Does not come back.
+/// Replaces this process by `nacre-bench`; returns only with an error.
 ///
 /// # Errors
 /// The other program is not there, or cannot be started.
@@ -31,7 +31,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     // The name of the program, `bench`, and the table.
     let mut words = env::args_os().skip(2);
     command.args(words.next());
-    // Only tables have the option: what is measured is this very program unless another is named.
+    // Only tables have the option: this very program is measured unless another is named.
     if let Some((_, table)) = matches.subcommand()
         && let Ok(None) = table.try_get_one::<PathBuf>("nacre")
     {

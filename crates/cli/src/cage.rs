@@ -1,5 +1,5 @@
-//! `nacre cage`: what its command line asks for ([`command`], [`plan`], [`settings`]: pure), and what
-//! is done and printed ([`run`], [`status`], [`metrics`]). What holds cages is in
+//! `nacre cage`: its command line ([`command`], [`plan`], [`settings`]: pure), the actions and
+//! their output ([`run`], [`status`], [`metrics`]). The engines of cages are in
 //! `nacre_daemon::cage`.
 
 pub mod command;

@@ -1,5 +1,5 @@
-//! What commands have in common on their command lines: paths, views, and the options of mounts as
-//! `clap` knows them. Pure.
+//! Arguments that several commands share: paths, views, and the options of mounts as `clap`
+//! arguments. Pure.
 
 use crate::{
     libfuse_args::{self, Unknown},
@@ -10,37 +10,37 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, path::PathBuf};
 
-/// How `status` shows mounts.
+/// Columns and format of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// As JSON, everything.
+    /// Everything, as JSON.
     pub json: bool,
     /// Without headings, columns separated by one tab.
     pub scripted: bool,
     /// Exact numbers.
     pub exact: bool,
-    /// Which columns; `None`: the usual table, or all of one mount.
+    /// Names of the columns; `None`: the usual table, or all columns of one mount.
     pub columns: Option<Vec<String>>,
-    /// Other users' as well.
+    /// Include mounts of other users.
     pub everybody: bool,
 }
 
-/// A switch by its letter.
+/// Returns a switch by its letter.
 pub fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).short(letter).action(ArgAction::SetTrue).help(help)
 }
 
-/// The switch for JSON.
+/// Returns the switch for JSON.
 pub fn json() -> Arg {
     flag('j', "json", "As JSON").long("json")
 }
 
-/// The values of an argument that may be given several times.
+/// Returns the values of an argument that may be given several times.
 pub fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
     matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
 }
 
-/// How a command that shows a table is told what to show.
+/// Adds the arguments of commands that show a table; [`view`] reads them.
 pub fn view_arguments(command: Command) -> Command {
     command
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Everything, as JSON"))
@@ -56,13 +56,13 @@ pub fn view_arguments(command: Command) -> Command {
         .arg(all_users())
 }
 
-/// `--all-users`.
+/// Returns the switch `--all-users`.
 pub fn all_users() -> Arg {
     let help = "Other users' as well: root sees all, others root's mounts. Their processes are asked, and have a second to answer";
     Arg::new("all-users").long("all-users").action(ArgAction::SetTrue).help(help)
 }
 
-/// A path that has to be given.
+/// Returns a required positional argument that takes a path.
 pub fn path(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).required(true).value_parser(value_parser!(OsString)).help(help)
 }
@@ -75,7 +75,7 @@ pub fn mounts() -> Arg {
         .help("Which mounts [default: all]")
 }
 
-/// The options of the table that pass, as `clap` knows them.
+/// Returns the options of the table that fulfill `pass`, as `clap` arguments.
 pub fn options(pass: impl Fn(&Row) -> bool) -> Vec<Arg> {
     TABLE
         .iter()
@@ -109,7 +109,7 @@ pub fn words_argument() -> Arg {
     option(Opt::Words.row())
 }
 
-/// What an option is called inside `clap`.
+/// Returns the identifier of an option inside `clap`.
 fn key(row: &Row) -> &'static str {
     match (row.id, row.name) {
         (Opt::Words, _) => "-o",
@@ -118,7 +118,7 @@ fn key(row: &Row) -> &'static str {
     }
 }
 
-/// The options as given, in the order given, texts after `-o` as they are.
+/// Returns the given options in the order given, with the texts after `-o` unparsed.
 pub fn raw(matches: &ArgMatches) -> Vec<Given> {
     let mut found: Vec<(usize, Given)> = Vec::new();
     for row in TABLE.iter().filter(|row| row.spelling != Spelling::Word && row.heading != "About") {
@@ -136,10 +136,10 @@ pub fn raw(matches: &ArgMatches) -> Vec<Given> {
     found.into_iter().map(|(_, option)| option).collect()
 }
 
-/// The options as given, in the order given.
+/// Returns the given options in the order given, with the texts after `-o` parsed.
 ///
 /// # Errors
-/// Words of `-o` that are not understood.
+/// Words of `-o` that are not known or do not fit.
 pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
     let mut given = Vec::new();
     for option in raw(matches) {
@@ -151,7 +151,7 @@ pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
     Ok(given)
 }
 
-/// What was matched of [`view_arguments`].
+/// Reads the arguments of [`view_arguments`].
 pub fn view(matches: &ArgMatches) -> View {
     View {
         json: matches.get_flag("json"),
@@ -162,7 +162,7 @@ pub fn view(matches: &ArgMatches) -> View {
     }
 }
 
-/// An argument that is there.
+/// Returns the value of a required argument.
 pub fn one(matches: &ArgMatches, name: &str) -> OsString {
     matches.get_one::<OsString>(name).cloned().unwrap_or_default()
 }

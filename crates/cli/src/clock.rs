@@ -1,18 +1,18 @@
-//! Time: the one place of this crate that reads the clock and waits.
+//! The only functions of this crate that read the clock or sleep.
 
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-/// Now: figures are told per second, and searches have an end.
+/// Returns the current time, for rates per second and for deadlines of searches.
 #[expect(clippy::disallowed_methods, reason = "rates between two looks, and the end of a search")]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// The time between two looks: what users asked for, or how often somebody is asked who tells
-/// nothing by himself.
+/// Sleeps between two samples or polls: for the interval that users asked for, or where no
+/// notification exists.
 #[expect(clippy::disallowed_methods, reason = "users say how often figures are shown")]
 pub fn pause(time: Duration) {
     thread::sleep(time);

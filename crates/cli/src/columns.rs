@@ -5,7 +5,7 @@
 use crate::clap_args::View;
 use nacre_daemon::failure::Failure;
 
-/// How a column stands.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     /// Words.
@@ -14,8 +14,8 @@ pub enum Align {
     Right,
 }
 
-/// A column of a table of `T`: its name, its heading, how it stands, and what its cell says of a
-/// row, with exact numbers or for people.
+/// A column of a table of `T`: its name, its heading, its alignment, and its cell for a row, with
+/// exact numbers or rounded for people.
 pub struct Column<T> {
     pub name: &'static str,
     heading: &'static str,
@@ -23,17 +23,17 @@ pub struct Column<T> {
     cell: fn(&T, bool) -> String,
 }
 
-/// A column of words.
+/// Returns a column of words.
 pub const fn left<T>(name: &'static str, heading: &'static str, cell: fn(&T, bool) -> String) -> Column<T> {
     Column { name, heading, align: Align::Left, cell }
 }
 
-/// A column of numbers.
+/// Returns a column of numbers.
 pub const fn right<T>(name: &'static str, heading: &'static str, cell: fn(&T, bool) -> String) -> Column<T> {
     Column { name, heading, align: Align::Right, cell }
 }
 
-/// The columns that a view asks for by name; the usual ones where it names none (`None`: all).
+/// Returns the columns that a view names; the default columns where it names none (`None`: all).
 ///
 /// # Errors
 /// A column that does not exist.
@@ -56,7 +56,7 @@ pub fn chosen<T>(
     }
 }
 
-/// What the columns say of all these, as a view wants it.
+/// Formats the rows in the form that the view asks for.
 pub fn table<T>(of: &[T], columns: &[&Column<T>], view: &View, bold: bool) -> String {
     let row = |one: &T| columns.iter().map(|column| (column.cell)(one, view.exact)).collect();
     let rows: Vec<Vec<String>> = of.iter().map(row).collect();
@@ -67,7 +67,8 @@ pub fn table<T>(of: &[T], columns: &[&Column<T>], view: &View, bold: bool) -> St
     aligned(&headings, &rows, bold)
 }
 
-/// Rows under headings, columns as wide as their widest cell; the last column is not padded.
+/// Formats rows under headings, columns as wide as their widest cell; the last column is not
+/// padded.
 pub fn aligned(headings: &[(&str, Align)], rows: &[Vec<String>], bold: bool) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -102,12 +103,12 @@ pub fn aligned(headings: &[(&str, Align)], rows: &[Vec<String>], bold: bool) -> 
     text
 }
 
-/// Rows without headings, one tab between cells.
+/// Formats rows without headings, one tab between cells.
 pub fn scripted(rows: &[Vec<String>]) -> String {
     rows.iter().map(|row| row.join("\t") + "\n").collect()
 }
 
-/// A count for people: three or four digits and a decimal suffix.
+/// Formats a count for people: three or four digits and a decimal suffix.
 pub fn count(number: u64) -> String {
     const SUFFIXES: [(&str, u64); 4] = [("T", 1_000_000_000_000), ("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)];
     match SUFFIXES.iter().find(|(_, unit)| number >= unit * 10) {
@@ -123,7 +124,7 @@ pub fn count(number: u64) -> String {
     }
 }
 
-/// A time for people, from nanoseconds.
+/// Formats a duration in nanoseconds for people.
 pub fn nanoseconds(number: u64) -> String {
     match number {
         0..10_000 => format!("{number} ns"),
@@ -133,7 +134,7 @@ pub fn nanoseconds(number: u64) -> String {
     }
 }
 
-/// A time since something for people, from seconds.
+/// Formats an uptime in seconds for people.
 pub fn uptime(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {

@@ -1,5 +1,5 @@
-//! The one table of commands: what `nacre` understands, from which help, shell completions and man
-//! pages are made.
+//! The one table of commands of `nacre`: its help, shell completions and man pages are generated
+//! from it.
 //!
 //! The options of mounts come from the table in [`crate::options`]. Pure: arguments in, an
 //! [`Invocation`] out.
@@ -22,8 +22,8 @@ use clap_complete::Shell;
 use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, path::PathBuf};
 
-/// A first word that is a command of zfs(8), zpool(8) or mount(8), not of `nacre`: the refusal with the command that does the
-/// same, by the table of commands.
+/// The refusal of a first word that is a command of zfs(8), zpool(8) or mount(8), not of `nacre`.
+/// It names the command of `nacre` that does the same, from the table of commands.
 #[must_use]
 pub fn foreign(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Option<Failure> {
     if error.kind() != ErrorKind::InvalidSubcommand {
@@ -55,81 +55,81 @@ pub fn foreign(error: &clap::Error, table: &Command, arguments: &[OsString]) -> 
     Some(Failure::usage(format!("unrecognized command '{word}'")).next(tip))
 }
 
-/// What the user wants.
+/// A parsed command line of `nacre`.
 #[derive(Debug)]
 pub enum Invocation {
-    /// Mount something, or a variant of it.
+    /// Mount something, or print the help or version of a mount program.
     Mount(Plan),
     /// Unmount.
     Umount {
-        /// Even while it is in use.
+        /// Even while the mount is in use.
         lazy: bool,
-        /// What.
+        /// The mount points.
         mountpoints: Vec<PathBuf>,
     },
-    /// Go on with mounts as this version of the program.
+    /// Restart the processes of mounts as this version of the program, without unmounting.
     Upgrade {
         /// Another program than this one.
         program: Option<PathBuf>,
-        /// Which; none for all.
+        /// The mount points; empty: all.
         mountpoints: Vec<PathBuf>,
     },
     /// Show mounts.
     Status {
-        /// How.
+        /// Columns and format.
         view: View,
-        /// Which; empty: all.
+        /// The mount points; empty: all.
         mountpoints: Vec<PathBuf>,
     },
-    /// Show what happens, again and again.
+    /// Show activity repeatedly.
     Top(TopOrder),
-    /// Something with the cages that there are.
+    /// A command on existing cages.
     Cage(CageVerb),
-    /// Something with the unions that there are.
+    /// A command on existing unions.
     Union(UnionVerb),
-    /// Something with pools.
+    /// A command on pools.
     Pool(PoolVerb),
-    /// Something with the file systems of pools.
+    /// A command on the file systems of pools.
     Fs(FsVerb),
     /// Change the rules of a mount.
     Reload {
-        /// Which.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// The new rules; `None` only reads users and groups again.
+        /// The new rules; with `None` only the database of users and groups is read again.
         rules: Option<Box<nacre_stack::spec::RemapSpec>>,
     },
-    /// Print figures for Prometheus.
+    /// Print metrics for Prometheus.
     Metrics {
-        /// Over HTTP, at this address.
+        /// Serve them over HTTP at this address.
         listen: Option<std::net::SocketAddr>,
-        /// Other users' as well.
+        /// Include mounts of other users.
         everybody: bool,
-        /// Which; empty: all.
+        /// The mount points; empty: all.
         mountpoints: Vec<PathBuf>,
     },
     /// Copy a tree.
     Copy(Box<CopyCommand>),
-    /// Measure.
+    /// Run a benchmark.
     Bench(Box<ArgMatches>),
     /// Print a completion script.
     Completions {
-        /// Of which shell.
+        /// The shell.
         shell: Shell,
-        /// For the program under which of its names.
+        /// The name of the program to complete for.
         name: String,
     },
-    /// Print what could stand in a command line.
+    /// Print the candidates for the last word of a command line.
     Complete(ArgMatches),
-    /// Say what this machine offers.
+    /// Report what this machine supports.
     Doctor {
         /// As JSON.
         json: bool,
     },
-    /// Write man pages.
+    /// Write man pages into this directory.
     Man(PathBuf),
 }
 
-/// The table.
+/// Returns the table of commands.
 pub fn table() -> Command {
     Command::new("nacre")
         .version(env!("CARGO_PKG_VERSION"))
@@ -180,7 +180,7 @@ fn bindfs() -> Command {
         .args(options(|row| row.spelling != Spelling::Cage))
 }
 
-/// For the list of commands: the line itself is read by [`crate::overlay`].
+/// The entry in the list of commands; its arguments are parsed by [`crate::overlay`].
 fn fuse_overlayfs() -> Command {
     Command::new(nacre_daemon::plan::FUSE_OVERLAYFS)
         .about("Like union, with fuse-overlayfs' grammar: the mount program of container engines")
@@ -189,7 +189,7 @@ fn fuse_overlayfs() -> Command {
         .arg(path("MOUNTPOINT", "Where to show the layers: an existing directory"))
 }
 
-/// For the list of commands: the line itself is read by [`crate::mergerfs`].
+/// The entry in the list of commands; its arguments are parsed by [`crate::mergerfs`].
 fn mergerfs() -> Command {
     Command::new(nacre_daemon::plan::MERGERFS)
         .about("Like union, with mergerfs' grammar and defaults, and its control file")
@@ -329,7 +329,7 @@ fn completions() -> Command {
         )
 }
 
-/// What the scripts call.
+/// The hidden command that the completion scripts call.
 fn complete() -> Command {
     Command::new("complete")
         .about("Print what could stand in place of the last word of a command line")
@@ -359,7 +359,7 @@ fn man() -> Command {
         .arg(path("DIR", "An existing directory"))
 }
 
-/// Reads what `clap` has matched.
+/// Parses the matched arguments of `nacre`.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.

@@ -1,14 +1,14 @@
-//! What shells offer at the TAB key: words of the one table of commands, and values that are there:
-//! users, groups, mounts, pools, file systems, snapshots, words of options.
+//! Candidates for completion in shells: words of the table of commands, and existing values: users,
+//! groups, mounts, pools, file systems, snapshots, words of options.
 //!
-//! The scripts that `nacre completions SHELL` prints call `nacre complete WORD...`, with the command
-//! line up to the cursor, the program's name first; [`answer`] prints one candidate per line, its
-//! explanation behind a tab. Which value an argument takes is told by what it is called in help
-//! ([`completer`]).
+//! The scripts that `nacre completions SHELL` prints call `nacre complete WORD...`, with the
+//! command line up to the cursor, the program's name first; [`answer`] prints one candidate per
+//! line, its explanation after a tab. The value name of an argument in help decides which values
+//! complete it ([`completer`]).
 //!
-//! Invariants: no pool is started, imported or waited for: only processes that are there are asked,
-//! and who does not answer in a moment is left out. What goes wrong is not told: a shell would print
-//! it into the command line.
+//! Invariants: no pool is started, imported or waited for. Only running processes are asked, and a
+//! process that does not answer within a moment is left out. Errors are not printed: a shell would
+//! print them into the command line.
 
 use crate::{
     commands,
@@ -35,10 +35,10 @@ use std::{
     path::Path,
 };
 
-/// The names that have a completion: those that the program is called by.
+/// The names of the program that have a completion script.
 pub const NAMES: [&str; 6] = ["nacre", "bindfs", FUSE_OVERLAYFS, MERGERFS, ZFS, ZPOOL];
 
-/// The script for a shell, for the program under one of its [`NAMES`].
+/// Returns the script of a shell for the program under one of its [`NAMES`].
 ///
 /// # Errors
 /// A shell that has no script for this name.
@@ -49,7 +49,7 @@ pub fn script(shell: Shell, name: &str) -> Result<String, Failure> {
         Shell::Zsh => include_str!("../completion/zsh"),
         Shell::Fish => include_str!("../completion/fish"),
         other if name == "nacre" => {
-            // Without the values that are there.
+            // Without existing values: only words of the table.
             let mut script = Vec::new();
             clap_complete::generate(other, &mut commands::table(), name, &mut script);
             return Ok(String::from_utf8_lossy(&script).into_owned());
@@ -59,7 +59,7 @@ pub fn script(shell: Shell, name: &str) -> Result<String, Failure> {
     Ok(form.replace("FUNCTION", &function).replace("NAME", name))
 }
 
-/// Prints what could stand in place of the last word.
+/// Prints the candidates for the last word.
 ///
 /// # Errors
 /// Output that cannot be written.
@@ -78,7 +78,8 @@ pub fn answer(matches: &ArgMatches) -> Result<(), Failure> {
     let mut text = String::new();
     for candidate in found {
         let value = candidate.get_value().to_string_lossy();
-        // A name that a line cannot hold is typed by hand.
+        // A value with a newline or tab cannot stand in a line of candidates: it has to be typed by
+        // hand.
         if value.contains(['\n', '\t']) {
             continue;
         }
@@ -91,7 +92,7 @@ pub fn answer(matches: &ArgMatches) -> Result<(), Failure> {
     print(&text)
 }
 
-/// The table of the program that is called by this name.
+/// Returns the table of commands of the program with this name.
 fn table(program: &OsStr) -> Command {
     let name = crate::personality::program(program);
     let verb = |name: &str| commands::table().find_subcommand(name).cloned().unwrap_or_else(commands::table);
@@ -103,7 +104,7 @@ fn table(program: &OsStr) -> Command {
     }
 }
 
-/// The same command, whose arguments know their values.
+/// Adds a completer to each argument of a command and of its subcommands.
 fn with_values(command: &Command, of_pools: bool) -> Command {
     let name = command.get_name().to_owned();
     let of_pools = of_pools || name == "pool";
@@ -139,10 +140,10 @@ fn with_value(verb: &str, of_pools: bool, arg: Arg) -> Arg {
     }
 }
 
-/// Commands that make a mount: their mount points are any directories.
+/// Commands that create a mount: their mount points are any directories.
 const MAKE: [&str; 7] = ["mirror", "bindfs", FUSE_OVERLAYFS, MERGERFS, "mount", "cage", "union"];
 
-/// How the values of an argument are found, by what it is called in help.
+/// Returns the completer of an argument by its value name in help.
 fn completer(verb: &str, of_pools: bool, shown: &str) -> Option<ArgValueCompleter> {
     let table = if of_pools { POOL_PROPERTIES } else { DATASET_PROPERTIES };
     Some(match shown {
@@ -185,26 +186,26 @@ fn listed(words: &'static [&'static str]) -> ArgValueCompleter {
     ArgValueCompleter::new(move |typed: &OsStr| fitting(typed, in_list(typed, words())))
 }
 
-/// A word that is meant as it stands, not the name of a kind of values.
+/// Whether a text is a literal word, not the name of a kind of values.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Those that begin with what was typed.
+/// Returns the candidates that begin with the typed text.
 fn fitting(typed: &OsStr, all: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
     let typed = typed.to_string_lossy();
     all.into_iter().filter(|one| one.starts_with(&*typed)).map(CompletionCandidate::new).collect()
 }
 
-/// The words behind what of a list between commas was typed already.
+/// Completes the last item of a comma-separated list.
 fn in_list(typed: &OsStr, words: Vec<String>) -> Vec<String> {
     let typed = typed.to_string_lossy();
     let before = typed.rfind(',').and_then(|comma| typed.get(..=comma)).unwrap_or_default();
     words.into_iter().map(|word| format!("{before}{word}")).collect()
 }
 
-/// The names in a file such as passwd(5). Directories on the network are not asked: they may take
-/// long, and hold everybody.
+/// Returns the names in a file such as passwd(5). Directories on the network are not asked: that
+/// may take long, and holds processes that wait for them.
 fn names_in(file: &str) -> Vec<String> {
     let text = std::fs::read(file).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -212,19 +213,19 @@ fn names_in(file: &str) -> Vec<String> {
     names.filter(|name| !name.is_empty() && !name.starts_with(['#', '+', '-'])).collect()
 }
 
-/// The mount points that processes of ours serve.
+/// Returns the mount points that nacre's processes serve.
 fn mounts(typed: &OsStr) -> Vec<CompletionCandidate> {
     let all = mountinfo::read().unwrap_or_default();
     let served = all.into_iter().filter(mountinfo::MountEntry::is_served);
     fitting(typed, served.filter_map(|entry| entry.mountpoint.into_os_string().into_string().ok()))
 }
 
-/// The pools that are imported.
+/// Returns the names of the imported pools.
 fn pools() -> Vec<String> {
     expected::there().into_iter().map(|(name, _)| name).collect()
 }
 
-/// What the processes of our pools answer.
+/// Asks the processes of this user's pools for the names of objects.
 fn asked(listing: &Listing) -> Vec<String> {
     let listing = Listing { properties: Some(Vec::new()), ..listing.clone() };
     let ask = move |owned: &client::Owned| owned.fs("", FsRequest::List(listing.clone()), &mut |_| {});
@@ -240,8 +241,8 @@ fn filesystems() -> Vec<String> {
     asked(&Listing { types: Some(Types { filesystems: true, ..Types::default() }), ..Listing::default() })
 }
 
-/// File systems, and behind the name of one its snapshots or bookmarks. Where only a snapshot can
-/// stand, a file system is its beginning.
+/// Returns file systems, and after the name of one its snapshots or bookmarks. Where only a
+/// snapshot is valid, a file system is offered as its beginning.
 fn objects(typed: &OsStr, only_snapshots: bool) -> Vec<CompletionCandidate> {
     let text = typed.to_string_lossy();
     let Some(mark) = text.find(['@', '#']) else {
@@ -254,7 +255,7 @@ fn objects(typed: &OsStr, only_snapshots: bool) -> Vec<CompletionCandidate> {
     fitting(typed, asked(&Listing { names, types, depth: Some(1), ..Listing::default() }))
 }
 
-/// `NAME=`, and behind it the words that the property takes.
+/// Returns `NAME=`, and after it the values that the property takes.
 fn assignments(table: &[Definition], typed: &OsStr) -> Vec<String> {
     let typed = typed.to_string_lossy();
     let settable = table.iter().filter(|property| property.settable != Settable::Never);
@@ -277,7 +278,7 @@ fn property_names(table: &[Definition]) -> Vec<String> {
     std::iter::once("all").chain(table.iter().map(|property| property.name)).map(str::to_owned).collect()
 }
 
-/// What can stand behind `-o`.
+/// Returns the words that are valid after `-o`.
 fn mount_words() -> Vec<String> {
     let taken = |name: &str, value: bool| matches!(word(name, value), Some(MountWord::Row(_)));
     let rows = TABLE.iter().filter(|row| !row.name.is_empty() && taken(row.name, row.value.is_some()));

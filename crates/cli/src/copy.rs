@@ -1,4 +1,4 @@
-//! `nacre copy`: the command line of `nacre_copy`, its progress and its last words.
+//! `nacre copy`: the command line of `nacre_copy`, its progress and its summary.
 
 use crate::{clap_args, clock, output::print};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -23,19 +23,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What to copy, and how to talk about it.
+/// Options of a copy, and the form of its output.
 #[derive(Clone, Debug)]
 pub struct CopyCommand {
     options: Options,
     /// Everything as JSON, one object per line, on standard output.
     json: bool,
-    /// No last words.
+    /// No summary.
     quiet: bool,
-    /// Lines about the progress even where nobody seems to look.
+    /// Lines about the progress even where standard error is not a terminal.
     progress: bool,
 }
 
-/// How often the progress is drawn, and told where it is not drawn.
+/// Intervals between updates of the progress: of the bar, and of lines.
 const DRAWN_EVERY: Duration = Duration::from_millis(200);
 const TOLD_EVERY: Duration = Duration::from_secs(5);
 const JSON_EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
 }
 
-/// Reads what `clap` has matched.
+/// Parses the matched arguments of `nacre copy`.
 pub fn parse(matches: &ArgMatches) -> CopyCommand {
     let processors = thread::available_parallelism().map_or(2, usize::from);
     let jobs = matches.get_one::<u64>("jobs").and_then(|jobs| usize::try_from(*jobs).ok());
@@ -110,15 +110,15 @@ pub fn parse(matches: &ArgMatches) -> CopyCommand {
     CopyCommand { options, json, quiet, progress }
 }
 
-/// Copies.
+/// Runs the copy.
 ///
 /// # Errors
 /// The copy could not begin, or it did not become complete.
 pub fn run(order: &CopyCommand) -> Result<ExitCode, Failure> {
-    // Modes are given as SOURCE has them.
+    // Modes are created as SOURCE has them.
     rustix::process::umask(rustix::fs::Mode::empty());
-    // Open directories are the only thing of which a deep tree needs many; where the limit cannot
-    // be raised, running into it is told.
+    // A deep tree needs many open directories, and nothing else does; where the limit cannot be
+    // raised, reaching it is reported.
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let stop = Arc::new(AtomicBool::new(false));
@@ -166,11 +166,11 @@ fn refused(refusal: Refusal) -> Failure {
     Failure::new(refusal.what).next(refusal.next).exit(exit)
 }
 
-/// Who tells what while the copy goes on.
+/// Output of the running copy: progress and events.
 struct Voice {
     bar: ProgressBar,
     json: bool,
-    /// Lines now and then.
+    /// Print the progress as lines from time to time.
     lines: bool,
 }
 
@@ -197,7 +197,7 @@ impl Voice {
             line(&json!({ "event": event, "text": text }));
         } else {
             self.bar.suspend(|| {
-                // Nobody is left to tell when standard error is closed.
+                // Standard error may be closed: nothing can be reported then.
                 let _ = writeln!(io::stderr().lock(), "nacre: {text}");
             });
         }
@@ -241,7 +241,8 @@ impl Voice {
     }
 }
 
-/// Since when the present part has been going on: copying and comparing go at different speeds.
+/// Start of the comparison: copying and comparing run at different speeds, and so have separate
+/// estimates.
 #[derive(Default)]
 struct Part {
     verifying_since: Option<f64>,
@@ -257,7 +258,7 @@ impl Part {
     }
 }
 
-/// One line of progress.
+/// Formats one line of progress.
 fn progress_text(now: &Snapshot, left: Option<f64>, elapsed: f64) -> String {
     let (entries, bytes, doing) = match now.verifying {
         true => (now.verified, now.verified_bytes, "compared"),
@@ -280,7 +281,7 @@ fn progress_text(now: &Snapshot, left: Option<f64>, elapsed: f64) -> String {
     )
 }
 
-/// What is said in the end, and the exit code.
+/// Prints the summary; returns the exit code.
 fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f64) -> Result<ExitCode, Failure> {
     if order.json {
         let mut object = figures_json("end", now, elapsed);
@@ -308,7 +309,7 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
     }
 }
 
-/// What to do about something that ended the whole copy.
+/// Returns the hint for an error that ended the whole copy.
 fn after(lack: Option<Lack>, again: &str) -> String {
     let first = match lack {
         Some(Lack::Room) => "make room in DEST; ",
@@ -376,7 +377,7 @@ fn summary(now: &Snapshot, elapsed: f64, resumed: bool) -> String {
     text
 }
 
-/// The figures as an object.
+/// Returns the figures as a JSON object.
 fn figures_json(event: &str, now: &Snapshot, elapsed: f64) -> Value {
     let mut object = serde_json::to_value(now).unwrap_or_else(|_| json!({}));
     add(&mut object, "event", json!(event));
@@ -393,18 +394,18 @@ fn add(object: &mut Value, name: &str, value: Value) {
 
 /// Writes one line of JSON.
 fn line(object: &Value) {
-    // Whoever reads us has seen enough; the copy goes on.
+    // The reader may have closed its end of the pipe; the copy continues.
     let _ = writeln!(io::stdout().lock(), "{object}");
 }
 
-/// The most memory that this process ever had, in bytes.
+/// Peak memory use of this process, in bytes.
 fn memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// A number with its thousands apart.
+/// Formats a number with separated thousands.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -417,7 +418,7 @@ fn grouped(number: u64) -> String {
     text
 }
 
-/// Bytes in the largest unit that leaves a number of at least 1.
+/// Formats bytes in the largest unit that gives a number of at least 1.
 fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["bytes", "KiB", "MiB", "GiB"] {
@@ -429,7 +430,7 @@ fn size(bytes: u64) -> String {
     format!("{value:.1} TiB")
 }
 
-/// Seconds as hours, minutes and seconds.
+/// Formats seconds as hours, minutes and seconds.
 fn clock(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     let (hours, minutes, rest) = (whole / 3600, whole / 60 % 60, whole % 60);

@@ -23,11 +23,11 @@ use std::{
     process::ExitCode,
 };
 
-/// How it stands with something.
+/// Status of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// There.
+    /// Nothing is missing.
     Ok,
     /// Mounts work without it; more would be possible with it.
     Could,
@@ -35,15 +35,15 @@ enum State {
     Missing,
 }
 
-/// Something that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
-    /// A word for it, which stays the same.
+    /// Stable name of the check.
     name: &'static str,
     state: State,
-    /// How it stands.
+    /// Description of the state.
     found: String,
-    /// The command that gives what is missing; to be run by root where it begins with `#`.
+    /// The command that provides the missing part; root has to run it where it begins with `#`.
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
 }
@@ -58,12 +58,12 @@ impl Finding {
     }
 }
 
-/// The command of root that this is.
+/// Returns a command that root has to run.
 fn root(command: &str) -> Option<String> {
     Some(format!("# {command}"))
 }
 
-/// Looks at the machine and tells.
+/// Checks the machine and prints the findings.
 ///
 /// # Errors
 /// Output that cannot be written.
@@ -115,7 +115,7 @@ fn findings() -> Vec<Finding> {
     found
 }
 
-/// The device, without which there is no FUSE.
+/// Checks for the FUSE device.
 fn device() -> Finding {
     const DEVICE: &str = "/dev/fuse";
     let missing = |found: &str, command: &str| Finding {
@@ -139,7 +139,7 @@ fn device() -> Finding {
     }
 }
 
-/// The first program of this name on the search path.
+/// Returns the first program with this name on the search path.
 fn program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let places = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
@@ -148,7 +148,7 @@ fn program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file() && accessat(CWD, file, Access::EXEC_OK, AtFlags::empty()).is_ok())
 }
 
-/// The program that mounts for ordinary users.
+/// Checks for the program that mounts for ordinary users.
 fn fusermount(admin: bool) -> Finding {
     const NAME: &str = "fusermount3";
     let state = if admin { State::Could } else { State::Missing };
@@ -170,7 +170,7 @@ fn fusermount(admin: bool) -> Finding {
     }
 }
 
-/// Whether mounts of ordinary users can be seen by others.
+/// Checks whether mounts of ordinary users can be shown to other users.
 fn others(admin: bool) -> Finding {
     if fuse_conf::may_show_others() {
         return Finding::ok("fuse.conf", "ordinary users may show their mounts to others");
@@ -184,7 +184,7 @@ fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// The faster transport.
+/// Checks for the io_uring transport.
 fn uring(kernel: (u32, u32)) -> Finding {
     const NAME: &str = "io_uring";
     const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -202,7 +202,7 @@ fn uring(kernel: (u32, u32)) -> Finding {
     }
 }
 
-/// Whether the kernel reads and writes files itself.
+/// Checks for FUSE passthrough.
 fn passthrough(kernel: (u32, u32), admin: bool) -> Finding {
     const NAME: &str = "passthrough";
     if kernel < (6, 9) {
@@ -215,7 +215,7 @@ fn passthrough(kernel: (u32, u32), admin: bool) -> Finding {
     }
 }
 
-/// How many files a daemon can have open.
+/// Checks how many files a process can have open.
 fn descriptors() -> Finding {
     const WANTED: u64 = 65_536;
     let most = getrlimit(Resource::Nofile).maximum;
@@ -233,7 +233,7 @@ fn descriptors() -> Finding {
     }
 }
 
-/// How changes by others are heard of.
+/// Checks by which means changes by others are noticed.
 fn watching(admin: bool) -> Finding {
     const NAME: &str = "watching";
     let kind = if admin { "fanotify" } else { "inotify" };
@@ -252,7 +252,7 @@ fn watching(admin: bool) -> Finding {
     Finding::could(NAME, found, root(&format!("sysctl {sysctl}={least}")))
 }
 
-/// Whether pools hear of sync(2).
+/// Checks whether pools are notified of sync(2).
 fn sync(kernel: (u32, u32), is_root: bool) -> Finding {
     const NAME: &str = "sync";
     if !is_root {
@@ -271,7 +271,7 @@ fn sync(kernel: (u32, u32), is_root: bool) -> Finding {
     Finding::could(NAME, "pools do not hear of sync(2): there are no loop devices", root("modprobe loop"))
 }
 
-/// The file that a program or a link ends at.
+/// Returns the file of a path, links resolved.
 fn end(file: &Path) -> PathBuf {
     fs::canonicalize(file).unwrap_or_else(|_| file.to_owned())
 }
@@ -280,10 +280,10 @@ fn own() -> PathBuf {
     env::current_exe().map_or_else(|_| PathBuf::from("nacre"), |file| end(&file))
 }
 
-/// Whether mount(8) and fstab know the type `fuse.nacre`.
+/// Checks whether mount(8) and fstab know the type `fuse.nacre`.
 fn mount_helper() -> Finding {
     const NAME: &str = "mount-helper";
-    // mount(8) looks nowhere else.
+    // mount(8) looks in no other directories.
     let Some(helper) = ["/sbin", "/usr/sbin"]
         .map(|place| Path::new(place).join("mount.fuse.nacre"))
         .into_iter()
@@ -300,10 +300,10 @@ fn mount_helper() -> Finding {
     Finding::could(NAME, format!("{} is another program: {}", helper.display(), target.display()), command)
 }
 
-/// The programs whose names this one takes.
+/// Other programs' names under which this program accepts their command lines.
 const RIVALS: [&str; 5] = ["bindfs", "fuse-overlayfs", "mergerfs", "zfs", "zpool"];
 
-/// Who answers to the name of a rival.
+/// Checks which program has the name of another one.
 fn rival(name: &'static str) -> Finding {
     match program(name) {
         Some(file) if end(&file) == own() => Finding::ok(name, format!("{} is this program", file.display())),

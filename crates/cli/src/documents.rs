@@ -1,5 +1,5 @@
-//! Man pages: one per command, generated from the table of commands, with the sections that readers
-//! look for (man-pages(7)), and nacre-properties(7). Called by `nacre man`.
+//! Man pages: one per command, generated from the table of commands, with the sections of
+//! man-pages(7), and nacre-properties(7). Called by `nacre man`.
 
 mod properties;
 
@@ -12,9 +12,10 @@ use clap_mangen::{
 use nacre_daemon::failure::Failure;
 use std::{fs, io, path::Path};
 
-/// Writes the pages into a directory, which is made where it is missing; answers the names of the files.
+/// Writes the pages into a directory, which is created where it is missing; returns the names of
+/// the files.
 ///
-/// # Errors
+/// A directory that cannot be created, a file that cannot be written.
 /// A directory that cannot be made, a file that cannot be written.
 pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
     let mut table = commands::table().disable_help_subcommand(true);
@@ -33,7 +34,7 @@ fn write(file: &Path, text: Vec<u8>, names: &mut Vec<String>) -> Result<(), Fail
     Ok(())
 }
 
-/// The page of a command, and those of the commands below it.
+/// Writes the page of a command, and the pages of its subcommands.
 fn pages(command: &Command, name: &str, directory: &Path, names: &mut Vec<String>) -> Result<(), Failure> {
     let file = directory.join(format!("{name}.1"));
     let text = page(command, name).map_err(|error| Failure::io("cannot write", file.display(), &error))?;
@@ -55,7 +56,7 @@ fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
     let usage = named.render_usage().to_string();
     let man = Man::new(named.override_usage(usage.trim_start_matches("Usage:").trim().to_owned()));
     let (examples, notes) = taken_apart(&command.get_after_help().map(ToString::to_string).unwrap_or_default());
-    // Without a date: it would be that of the build.
+    // Without a date: the build's would be misleading.
     let mut text = format!(".TH \"{}\" 1 \"\" \"{source}\" \"nacre\"\n", name.to_uppercase()).into_bytes();
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
@@ -73,8 +74,8 @@ fn page(command: &Command, name: &str) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The options that have no heading of their own, and the groups of those that have one: a page has
-/// one section OPTIONS, and the groups are parts of it.
+/// Renders the options without a heading, and the groups of the options with one: a page has one
+/// section OPTIONS, and the groups are parts of it.
 fn by_heading(command: &Command, man: &Man) -> io::Result<(Vec<u8>, Vec<u8>)> {
     if command.get_arguments().all(|arg| arg.is_hide_set()) {
         return Ok((Vec::new(), Vec::new()));
@@ -104,7 +105,7 @@ fn by_heading(command: &Command, man: &Man) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((options.into_bytes(), groups.into_bytes()))
 }
 
-/// A heading as it is written in text.
+/// Capitalises a heading for running text.
 fn capitalised(heading: &str) -> String {
     let lower = heading.to_lowercase();
     let quoted = lower.starts_with('"');
@@ -113,7 +114,7 @@ fn capitalised(heading: &str) -> String {
     quoted.then_some('"').into_iter().chain(first).chain(letters).collect()
 }
 
-/// What stands below the options in help: examples, and the sentences behind them.
+/// Splits the text below the options in help into examples and notes.
 fn taken_apart(help: &str) -> (Vec<String>, Vec<String>) {
     let (examples, notes): (Vec<&str>, Vec<&str>) =
         help.lines().filter(|line| *line != "Examples:").partition(|line| line.starts_with("  "));
@@ -151,7 +152,7 @@ fn examples(lines: &[String]) -> Roff {
     roff
 }
 
-/// A list of what stands in bold, each with its meaning.
+/// Returns a list of terms in bold, each with its meaning.
 fn list(heading: &str, rows: &[(&str, &str)]) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", [heading]);
@@ -161,7 +162,7 @@ fn list(heading: &str, rows: &[(&str, &str)]) -> Roff {
     roff
 }
 
-/// The family of a command: the word behind the program's name.
+/// Returns the family of a command: the word after the program's name.
 fn family(name: &str) -> &str {
     name.split('-').nth(1).unwrap_or_default()
 }

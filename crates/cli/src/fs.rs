@@ -1,5 +1,6 @@
-//! `nacre fs`, and `zfs`: the command lines of file systems in pools, and how answers look. What
-//! the verbs mean is in `nacre_admin::fs`; here is neither a pool nor a mount.
+//! `nacre fs`, and `zfs`: the command lines of file systems in pools, and the form of the output.
+//! The meaning of the verbs is in `nacre_admin::fs`; nothing here accesses a pool or a mount
+//! itself.
 //!
 //! ```text
 //!  command  the command line                         run    asks the processes that own the pools, prints

@@ -1,5 +1,5 @@
 //! The grammar of bindfs' command line (which is libfuse's): bytes in, a list of options in the
-//! order given out.
+//! given order out.
 //!
 //! Used when the program is called as `bindfs`, as `mount.fuse.nacre` or by `mount(8)`, and for the
 //! text after `-o` everywhere. Pure: touches nothing outside its arguments. Rules: options and the
@@ -17,16 +17,16 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
-/// A command line, understood word by word.
+/// A parsed command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LibfuseArgs {
-    /// The options in the order given; what follows `-o` is in its place.
+    /// The options in the order given; the words of each `-o` are at its position.
     pub given: Vec<Given>,
-    /// Everything that is no option.
+    /// The arguments that are no options.
     pub positionals: Vec<OsString>,
 }
 
-/// How strict the words after `-o` are taken.
+/// How unknown words after `-o` are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
     /// An unknown word is an error.
@@ -35,7 +35,7 @@ pub enum Unknown {
     Drop,
 }
 
-/// Reads the arguments after the program's name.
+/// Parses the arguments after the program's name.
 ///
 /// # Errors
 /// An option that is not known, lacks its value, or has one that it does not take.
@@ -62,7 +62,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>, unknown: Unknown) ->
     Ok(words)
 }
 
-/// Reads the text after `-o`.
+/// Parses the text after `-o`.
 ///
 /// # Errors
 /// As for [`parse`].

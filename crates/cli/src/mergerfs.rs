@@ -1,9 +1,9 @@
 //! mergerfs' command line: `mergerfs [-o WORDS] BRANCHES MOUNTPOINT`, and that of mount(8) for the types `mergerfs` and
 //! `fuse.mergerfs`.
 //!
-//! Called when the program is named `mergerfs` or `mount.mergerfs`, and for `nacre mergerfs`. Pure: words in, a
-//! [`Plan`] for a union out. What mergerfs does where no word says otherwise stands in [`DEFAULTS`], before the words
-//! that are given.
+//! Called when the program is named `mergerfs` or `mount.mergerfs`, and for `nacre mergerfs`. Pure:
+//! words in, a [`Plan`] for a union out. mergerfs' defaults are in [`DEFAULTS`], which are applied
+//! before the given words.
 
 use crate::{
     libfuse_args::Unknown,
@@ -18,17 +18,17 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
-/// As mergerfs 2.33 to 2.40 behave (mergerfs(1), "OPTIONS"). Branches may be missing. Without ACLs the root in the table
-/// of mounts is `/`, by which mergerfs-tools know a pool.
+/// The behavior of mergerfs 2.33 to 2.40 (mergerfs(1), "OPTIONS"). Branches may be missing. Without
+/// ACLs the root in the mount table is `/`, by which mergerfs-tools recognize a pool.
 const DEFAULTS: &str =
     "category.create=epmfs,minfreespace=4G,posix-acl=false,nofail,control-file=true,duplicates=change";
 
-/// Whether a program of this name reads mergerfs' command line or fstab's line for it.
+/// Returns whether a program of this name reads mergerfs' command line or fstab's line for it.
 pub fn is_its_name(program: &str) -> bool {
     program.rsplit('.').next() == Some(MERGERFS)
 }
 
-/// Reads the command line.
+/// Parses the command line.
 ///
 /// # Errors
 /// A wrong command line.
@@ -59,8 +59,8 @@ pub fn mergerfs(arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, F
     plan(MERGERFS, given, texts, Unknown::Refuse, positionals)
 }
 
-/// A union as mergerfs would mount it. The source in the mount table is the branches as they are written, so that
-/// mount(8) finds a line of fstab mounted.
+/// Builds the plan of a union as mergerfs would mount it. The source in the mount table is the
+/// branches as they are written, so that mount(8) recognizes a line of fstab as mounted.
 ///
 /// # Errors
 /// As [`union`].
@@ -83,7 +83,7 @@ pub fn plan(
     union(program, given, read_words(&texts, unknown)?, positionals)
 }
 
-/// What `--help` prints.
+/// Returns the text of `--help`.
 pub fn help() -> &'static str {
     "Usage: mergerfs [-f] [-d] [-o WORD[,WORD...]] BRANCHES MOUNTPOINT\n\n\
      Shows several directories, divided by colons, as one tree; each file lies whole in one of them.\n\n  \

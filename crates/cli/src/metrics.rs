@@ -1,5 +1,5 @@
-//! `nacre metrics`: figures of mounts in Prometheus' text format (exposition format 0.0.4). Pure,
-//! but for what [`gathered`] asks and [`listen`] serves.
+//! `nacre metrics`: metrics of mounts in Prometheus' text format (exposition format 0.0.4). Pure,
+//! except for the requests of [`gathered`] and the server of [`listen`].
 
 pub mod gathered;
 pub mod listen;
@@ -31,7 +31,7 @@ const FAMILIES: &[Family] = &[
     }),
 ];
 
-/// The text for these mounts.
+/// Returns the metrics of these mounts as Prometheus text.
 pub fn text(reports: &[Report]) -> String {
     let mut text = String::new();
     for (name, kind, help, value) in FAMILIES {
@@ -52,13 +52,13 @@ pub fn text(reports: &[Report]) -> String {
     text
 }
 
-/// Opens a family of samples.
+/// Writes the head of a metric family.
 pub fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     // Writing to a string cannot fail.
     let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
 }
 
-/// Adds a sample.
+/// Writes a sample.
 pub fn sample(text: &mut String, name: &str, labels: &str, value: &str) {
     let _ = writeln!(text, "{name}{{{labels}}} {value}");
 }
@@ -90,8 +90,8 @@ fn durations(text: &mut String, reports: &[Report]) {
     }
 }
 
-/// A histogram of times in nanoseconds: upper bounds, and how many took no longer and longer than
-/// the bound before; what all took together.
+/// Writes a histogram of times in nanoseconds. Each bucket has its upper bound and the number of
+/// times above the bound before it; `sum` is the sum of all times.
 fn histogram(text: &mut String, name: &str, labels: &str, buckets: &[(Option<u64>, u64)], sum: u64) {
     let (bucket, mut seen) = (format!("{name}_bucket"), 0_u64);
     for (bound, requests) in buckets {
@@ -105,13 +105,13 @@ fn histogram(text: &mut String, name: &str, labels: &str, buckets: &[(Option<u64
     sample(text, &format!("{name}_count"), labels, &seen.to_string());
 }
 
-/// A number with so many digits after the point, exactly.
+/// Formats a number with this many digits after the point, exactly.
 fn fraction(number: u64, digits: u32) -> String {
     let unit = 10_u64.saturating_pow(digits);
     format!("{}.{:0width$}", number / unit, number % unit, width = digits as usize)
 }
 
-/// The value of a label, as it stands between quotes.
+/// Escapes the value of a label for its place between quotes.
 pub fn escape(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,7 +1,7 @@
-//! An option as it was given, and how each kind of value is read.
+//! A given option, and the parsers for each kind of value.
 //!
 //! Used by the setters in the table of [`crate::options`]. Pure: whether a user or a file exists is
-//! found out when the stack is built; what makes no sense is refused here already.
+//! checked when the stack is built; invalid values are refused here.
 
 use crate::options::{Opt, Row};
 use nacre_daemon::{failure::Failure, log::target::LogTarget, plan::Engine};
@@ -15,10 +15,10 @@ use std::{
     time::Duration,
 };
 
-/// One option as it was given.
+/// A given option with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// Which.
+    /// The option.
     pub option: Opt,
     /// Its value; empty for a switch.
     pub value: OsString,
@@ -31,7 +31,7 @@ impl Given {
     }
 }
 
-/// A value, and the option that it was given to.
+/// A value with the option that it was given to.
 #[derive(Clone, Copy, Debug)]
 pub struct Value<'a> {
     /// The option.
@@ -40,7 +40,7 @@ pub struct Value<'a> {
     pub given: &'a OsStr,
 }
 
-/// Every reader fails for a value that does not fit, and says what would.
+/// All parsers fail for a value that does not fit, and name the valid ones.
 impl Value<'_> {
     fn wrong(self, allowed: &str) -> Failure {
         Failure::usage(format!("{}: \"{}\" is not {allowed}", self.row.name, self.given.to_string_lossy()))
@@ -58,8 +58,8 @@ impl Value<'_> {
         if self.given.is_empty() { Err(self.wrong(allowed)) } else { self.text() }
     }
 
-    /// A user or group: looked up when the stack is built, but never empty (an empty value would be
-    /// root).
+    /// Returns a user or group: looked up when the stack is built, but never empty (an empty value
+    /// would be root).
     pub fn owner(self) -> Result<String, Failure> {
         self.filled("a user or group: name it, or give its number")
     }
@@ -80,7 +80,7 @@ impl Value<'_> {
         LogTarget::of(self.given).ok_or_else(|| self.wrong(&format!("one of {}", LogTarget::WORDS)))
     }
 
-    /// A text that the layers read again when they are built.
+    /// Checks a text that the layers parse again when they are built.
     pub fn checked<T: FromStr<Err: fmt::Display>>(self) -> Result<String, Failure> {
         let text = self.text()?;
         text.parse::<T>().map_err(|error| Failure::usage(format!("{}: {error}", self.row.name)))?;
@@ -124,7 +124,7 @@ impl Value<'_> {
         self.parsed(seconds, "a number of seconds")
     }
 
-    /// One of the words that a layer's setting takes.
+    /// Parses one of the words of a layer's setting.
     pub fn word<T>(self, meaning: fn(&str) -> Option<T>, words: &[&str]) -> Result<T, Failure> {
         self.parsed(meaning, &format!("one of {}", words.join(", ")))
     }
@@ -135,14 +135,15 @@ impl Value<'_> {
         self.parsed(meaning, &format!("one of {}", words.join(", ")))
     }
 
-    /// One table of engines for all: which of them a command takes, it says itself.
+    /// Parses an engine. All commands share one table; each checks itself whether it supports the
+    /// engine.
     pub fn engine(self) -> Result<Engine, Failure> {
         const ALL: [Engine; 5] = [Engine::Fuse, Engine::Kernel, Engine::Loop, Engine::Quota, Engine::Auto];
         let known = |text: &str| ALL.into_iter().find(|engine| text == engine.word());
         self.parsed(known, "one of fuse, kernel, auto (a cage: fuse, loop, quota, auto)")
     }
 
-    /// As a word of mount(2): `name=value`.
+    /// Formats the option as a word of mount(2): `name=value`.
     pub fn as_word(self) -> Result<String, Failure> {
         Ok(format!("{}={}", self.row.name, self.text()?))
     }

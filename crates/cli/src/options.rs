@@ -1,5 +1,5 @@
-//! The one table of mount options: every option of bindfs, ours, and the words of `-o`. One row is
-//! all that there is of an option: how it is written, who takes it, what it sets, its help.
+//! The one table of mount options: every option of bindfs, ours, and the words of `-o`. One row
+//! defines all of an option: how it is written, which commands take it, what it sets, its help.
 //!
 //! Both parsers ([`crate::libfuse_args`] for bindfs' grammar, [`crate::commands`] for ours), help, man
 //! pages and completions are made from it. What a row sets is a field of
@@ -23,7 +23,7 @@ use nacre_stack::spec::{
     ChangePolicy, CreateAs, HostCoherence, SymlinkDeletion, Symlinks, WhenFull, Writes, XattrPolicy,
 };
 
-/// Where an option may be written.
+/// Places where an option may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
     /// An option of bindfs: `--name[=VALUE]`, its letter, and `-o name[=VALUE]`.
@@ -38,14 +38,16 @@ pub enum Spelling {
     Cage,
 }
 
-/// What takes an option beside `mirror` and bindfs, which take all that are not [`Spelling::Cage`].
+/// A command that takes an option, in addition to `mirror` and bindfs, which take all that are not
+/// [`Spelling::Cage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     /// `nacre reload`: a rule of the remap layer.
     Reload,
     /// `nacre mount`: a setting of the mount, not of a layer.
     Stack,
-    /// `nacre cage`. It shows owners as they are, and decides itself how long attributes hold.
+    /// `nacre cage`. It shows owners as they are, and determines the validity of cached attributes
+    /// itself.
     Cage,
     /// `nacre cage` with the kernel's engines (loop, quota), too.
     KernelCage,
@@ -56,33 +58,33 @@ pub enum Taker {
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Which option.
+    /// Identifier of the option.
     pub id: Opt,
-    /// Where it may be written.
+    /// Places where it may be written.
     pub spelling: Spelling,
-    /// What takes it.
+    /// Commands that take it.
     pub takers: &'static [Taker],
     /// The long name, which is also the `-o` word; empty for options that have only a letter.
     pub name: &'static str,
     /// The letter, where there is one.
     pub short: Option<char>,
-    /// What its value is called in help; `None` for a switch.
+    /// Name of its value in help; `None` for a switch.
     pub value: Option<&'static str>,
-    /// What it sets; of several options that set the same, the last one wins.
+    /// Sets its field of the settings; of several options for the same field, the last one wins.
     pub set: fn(&mut Settings, Value<'_>) -> Result<(), Failure>,
     /// The heading in help.
     pub heading: &'static str,
-    /// One sentence.
+    /// Help text, one sentence.
     pub help: &'static str,
 }
 
 impl Row {
-    /// Whether `taker` takes it.
+    /// Returns whether `taker` takes the option.
     pub fn is_for(&self, taker: Taker) -> bool {
         self.takers.contains(&taker)
     }
 
-    /// As it is written on a command line.
+    /// Returns the option as it is written on a command line.
     pub fn written(&self) -> String {
         format!("{}{}", if self.spelling == Word { "-o " } else { "--" }, self.name)
     }
@@ -92,13 +94,13 @@ macro_rules! options {
     ($($heading:literal {
         $($id:ident $spelling:ident [$($taker:ident)*] $name:literal $short:expr, $value:expr, |$s:ident $(, $v:ident)?| $set:expr, $help:literal;)*
     })*) => {
-        /// Every option, in the order of the table.
+        /// All options, in the order of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Opt {
             $($(#[doc = $help] $id,)*)*
         }
 
-        /// The table.
+        /// The table of options.
         pub static TABLE: &[Row] = &[$($(Row {
             id: Opt::$id,
             spelling: $spelling,
@@ -118,7 +120,7 @@ macro_rules! options {
 }
 
 impl Opt {
-    /// Its row.
+    /// Returns the row of the option.
     #[expect(clippy::indexing_slicing, reason = "there is one row for each option, in this order")]
     pub fn row(self) -> &'static Row {
         &TABLE[self as usize]
@@ -305,7 +307,7 @@ options! {
     }
 }
 
-/// Words that say nothing to a mount program: dropped, with or without a value.
+/// Words without meaning for a mount program: dropped, with or without a value.
 const IGNORED: &[&str] = &[
     // fstab and mount(8)
     "",
@@ -334,7 +336,7 @@ const IGNORED: &[&str] = &[
     "uhelper",
     "helper",
     "dev_id",
-    // The kernel's own, which the mount table shows and `mount -o remount` hands back.
+    // The kernel's own words, which the mount table shows and `mount -o remount` passes back.
     "user_id",
     "group_id",
     "rootmode",
@@ -374,7 +376,7 @@ const IGNORED: &[&str] = &[
     "large_read",
 ];
 
-/// Words that would change what the mount means, and that we do not take: with the reason.
+/// Words that would change the meaning of the mount and are not supported, each with the reason.
 const REFUSED: &[(&str, &str)] = &[
     ("modules", "libfuse modules cannot be loaded; `nacre mount` stacks layers instead"),
     ("blkdev", "a mirror is no block device"),
@@ -383,28 +385,28 @@ const REFUSED: &[(&str, &str)] = &[
     ("setuid", "start the program as the user that shall serve the mount"),
 ];
 
-/// Finds an option by its long name, as it is written after `--`.
+/// Returns an option by its long name, as it is written after `--`.
 pub fn long(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.spelling != Word && !row.name.is_empty() && row.name == name)
 }
 
-/// Finds an option by its letter.
+/// Returns an option by its letter.
 pub fn letter(letter: char) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.short == Some(letter))
 }
 
-/// What a word after `-o` is.
+/// Meaning of a word after `-o`.
 #[derive(Clone, Copy, Debug)]
 pub enum MountWord {
     /// An option of the table.
     Row(&'static Row),
-    /// Says nothing to us.
+    /// Without meaning for a mount program.
     Ignored,
-    /// Known, and not taken, because of this.
+    /// Known and refused, for this reason.
     Refused(&'static str),
 }
 
-/// Finds the word `name` of `-o name` or `-o name=value`.
+/// Returns the meaning of the word `name` of `-o name` or `-o name=value`.
 pub fn word(name: &str, has_value: bool) -> Option<MountWord> {
     // `-o user`, `-o group`, `-o owner` are fstab's; bindfs' deprecated spellings have a value (and
     // libfuse swallows `user=`).

@@ -2,9 +2,9 @@
 //! (podman's `mount_program`).
 //!
 //! Called when the program is named `fuse-overlayfs`, and for `nacre fuse-overlayfs`. Pure: words
-//! in, a [`Plan`] for a union out. Words that fuse-overlayfs does not know are told and ignored, as
-//! it does: engines hand on what was meant for the kernel's overlay file system. Words that would
-//! change what is stored, and that are not obeyed here, are refused.
+//! in, a [`Plan`] for a union out. Words that fuse-overlayfs does not know are reported and
+//! ignored, as it does: engines pass words that are meant for the kernel's overlay file system.
+//! Unsupported words that would change the stored data are refused.
 
 use crate::{
     plan::{self, Plan},
@@ -28,10 +28,10 @@ use std::{
     time::Duration,
 };
 
-/// Makes whiteouts `.wh.` files where it is set.
+/// Environment variable: if it is set, whiteouts are `.wh.` files.
 pub const WHITEOUT_FILES: &str = "FUSE_OVERLAYFS_DISABLE_OVL_WHITEOUT";
 
-/// Words that change nothing here.
+/// Words that have no effect here.
 pub(crate) const UNNEEDED: &[&str] = &[
     // Everything is served by many threads.
     "threaded",
@@ -43,7 +43,7 @@ pub(crate) const UNNEEDED: &[&str] = &[
     "xino",
     // A directory that is merged shows one link in any case.
     "static_nlink",
-    // The kernel reads and writes files in our place where it can.
+    // The kernel reads and writes files directly where it can (passthrough).
     "writeback",
     "max_read",
     "max_write",
@@ -58,7 +58,7 @@ pub(crate) const UNNEEDED: &[&str] = &[
     "index=off",
     "nfs_export=off",
     "metacopy=off",
-    // What these allow is not made use of.
+    // The features that these words allow are not used.
     "index=on",
     "nfs_export=on",
     "metacopy=on",
@@ -67,7 +67,7 @@ pub(crate) const UNNEEDED: &[&str] = &[
     "async",
 ];
 
-/// What the words say.
+/// The parsed words.
 #[derive(Default)]
 struct OverlayWords {
     lower: Option<OsString>,
@@ -77,12 +77,12 @@ struct OverlayWords {
     attribute: OverrideAttribute,
     not_durable: bool,
     settings: Settings,
-    /// `allow_other` was asked for.
+    /// Whether `allow_other` was given.
     shared: bool,
 }
 
-/// Reads the command line. `root`: whether the mounter may let others in; `whiteout_files`: whether
-/// [`WHITEOUT_FILES`] is set.
+/// Parses the command line. `root`: whether the mounter may let other users in; `whiteout_files`:
+/// whether [`WHITEOUT_FILES`] is set.
 ///
 /// # Errors
 /// A wrong command line.
@@ -125,7 +125,7 @@ pub fn overlay(
     Ok(Plan::Mount(Box::new(plan)))
 }
 
-/// What holds where nothing is said: as fuse-overlayfs mounts.
+/// Returns the defaults of fuse-overlayfs.
 fn defaults() -> Settings {
     let mut settings = Settings::default();
     let door = &mut settings.door;
@@ -136,7 +136,7 @@ fn defaults() -> Settings {
     settings
 }
 
-/// The mount point; mount(8) puts the first column of fstab before it.
+/// Returns the mount point; mount(8) puts the first column of fstab before it.
 fn mountpoint(positionals: Vec<OsString>) -> Result<PathBuf, Failure> {
     let mut rest = positionals.into_iter();
     match (rest.next(), rest.next(), rest.next()) {
@@ -147,7 +147,7 @@ fn mountpoint(positionals: Vec<OsString>) -> Result<PathBuf, Failure> {
 }
 
 /// Splits at commas. `\,` is a comma, `\NNN` the byte of that octal number; all other backslashes
-/// stay with what follows them.
+/// are kept with the next character.
 fn split(text: &[u8]) -> Vec<Vec<u8>> {
     let mut words = vec![Vec::new()];
     let mut rest = text;
@@ -175,7 +175,7 @@ fn split(text: &[u8]) -> Vec<Vec<u8>> {
     words
 }
 
-/// A path without its backslashes.
+/// Returns a path without its backslashes.
 fn path(value: &OsStr) -> PathBuf {
     let mut bytes = Vec::new();
     let mut rest = value.as_bytes().iter();
@@ -375,7 +375,7 @@ impl OverlayWords {
     }
 }
 
-/// A layer that nobody changes; owners and modes come from attributes where its root has them.
+/// Returns a read-only layer; owners and modes come from attributes where its root has them.
 fn lower_branch(source: PathBuf) -> BranchSpec {
     branch(HostSpec { source, ..HostSpec::default() }, OverrideAttribute::Carried, BranchMode::layer())
 }
@@ -386,7 +386,7 @@ fn branch(host: HostSpec, attribute: OverrideAttribute, mode: BranchMode) -> Bra
     BranchSpec { source: BranchSource::Stack(StackSpec { layers }), mode }
 }
 
-/// What `--help` prints.
+/// Returns the text of `--help`.
 pub fn help() -> &'static str {
     "Usage: fuse-overlayfs [-f] [-d] -o lowerdir=DIR[:DIR...][,upperdir=DIR,workdir=DIR][,WORD...] MOUNTPOINT\n\n\
      Shows lower directories as one tree; changes go to the upper one. Without upperdir, nothing can be changed.\n\n  \

@@ -1,5 +1,5 @@
-//! Which program we are, by the name that we were called with, and the two command lines that are
-//! not our own: bindfs' and that of mount(8)'s helpers.
+//! The program that was called, by its name, and the two command lines that are not our own: those
+//! of bindfs and of mount(8)'s helpers.
 //!
 //! Pure: names and arguments in, a [`Plan`] out.
 
@@ -24,20 +24,20 @@ use std::{
     path::Path,
 };
 
-/// How the command line is read.
+/// Program whose command line is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Personality {
     /// `nacre VERB ...`.
     Nacre,
-    /// `bindfs [options] SOURCE MOUNTPOINT`; also what mount(8) runs for the type `fuse.nacre`
-    /// where there is no helper of ours.
+    /// `bindfs [options] SOURCE MOUNTPOINT`; mount(8) also runs it for the type `fuse.nacre` where
+    /// no helper of ours is installed.
     Bindfs,
     /// `fuse-overlayfs -o lowerdir=...,upperdir=...,workdir=... MOUNTPOINT`, as container engines
     /// call it.
     Overlay,
     /// `mergerfs [-o WORDS] BRANCHES MOUNTPOINT`.
     Mergerfs,
-    /// `zfs VERB ...`: `nacre fs` with ZFS' manners.
+    /// `zfs VERB ...`: `nacre fs` with the messages of ZFS.
     Fs,
     /// `zpool VERB ...`, as ZFS' own program.
     Pool,
@@ -45,12 +45,12 @@ pub enum Personality {
     MountProgram,
 }
 
-/// The name that the program was called by, without its directory.
+/// Returns the name that the program was called by, without its directory.
 pub fn program(argv0: &OsStr) -> String {
     Path::new(argv0).file_name().map_or_else(|| "nacre".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// How to read the command line of `program`, whose first argument is `first`.
+/// Returns the personality of `program`, whose first argument is `first`.
 pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     match program {
         "bindfs" => Personality::Bindfs,
@@ -66,13 +66,13 @@ pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     }
 }
 
-/// Reads bindfs' command line.
+/// Parses bindfs' command line.
 ///
 /// # Errors
 /// A wrong command line.
 pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    // Words of unions are not in bindfs' table: their line is read as mount(8) writes it.
+    // Words of unions are not in bindfs' table: a line with them is parsed as mount(8) writes it.
     let others = |argument: &OsString| {
         nacre_daemon::union::place::prefixed(argument).is_some()
             || fs::args::dataset(program, std::slice::from_ref(argument)).is_some()
@@ -97,13 +97,13 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
     plan::mirror(program, settings, without_prefix(words.positionals))
 }
 
-/// Reads the command line of a mount(8) helper.
+/// Parses the command line of a mount(8) helper.
 ///
 /// # Errors
 /// A wrong command line.
 pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
     let MountCall { mut given, texts, unknown, mut positionals, fake } = mount_call(arguments)?;
-    // A remount is one of flags, whatever is mounted.
+    // A remount changes flags only, for every kind of mount.
     let remount = texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(|word| word == b"remount"));
     if mergerfs::is_its_name(program) && !remount {
         let plan = mergerfs::plan(program, given, texts, unknown, positionals);
@@ -138,7 +138,7 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
     plan::mirror(program, settings, positionals)
 }
 
-/// A failure of a line with words of unions whose source lacks `union:`, with this hint.
+/// Adds a hint to the failure of a line with words of unions whose source lacks `union:`.
 fn for_unions(failure: Failure, texts: &[OsString]) -> Failure {
     let list = texts.join(OsStr::new(","));
     match nacre_union::Words::parse(&list) {
@@ -148,17 +148,18 @@ fn for_unions(failure: Failure, texts: &[OsString]) -> Failure {
     }
 }
 
-/// Whether a line of fstab may lack its source, as mount(8) reads `nofail`: the mount point is there.
+/// Returns whether the source of an fstab line may be missing (`nofail` of mount(8)): only the
+/// mount point has to exist.
 pub fn may_be_missing(arguments: &[OsString]) -> bool {
     let Ok(MountCall { texts, positionals, .. }) = mount_call(arguments.iter().cloned()) else { return false };
     let says_so = |text: &OsString| text.as_bytes().split(|byte| *byte == b',').any(|word| word == b"nofail");
     texts.iter().any(says_so) && positionals.get(1).is_some_and(|mountpoint| Path::new(mountpoint).exists())
 }
 
-/// What mount(8) asks of its helpers.
+/// Arguments of a mount(8) helper.
 struct MountCall {
     given: Vec<Given>,
-    /// What stood after each `-o`.
+    /// The text after each `-o`.
     texts: Vec<OsString>,
     unknown: Unknown,
     positionals: Vec<OsString>,
@@ -180,7 +181,7 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
                 texts.push(rest.next().ok_or_else(|| Failure::usage("option -o needs a value: -o WORD[,WORD]..."))?)
             }
             [b'o', attached @ ..] => texts.push(OsStr::from_bytes(attached).to_owned()),
-            // The name space is entered by mount(8) itself; the type is known.
+            // mount(8) itself enters the namespace; the type is known.
             b"t" | b"N" => {
                 rest.next();
             }
@@ -205,14 +206,14 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
     Ok(MountCall { given, texts, unknown, positionals, fake })
 }
 
-/// The paths of a cage, whose first column in fstab is `cage:DIR`.
+/// Returns the paths of a cage, whose first column in fstab is `cage:DIR`.
 fn caged(positionals: &[OsString]) -> Option<Vec<OsString>> {
     let (first, rest) = positionals.split_first()?;
     let directory = first.as_bytes().strip_prefix(nacre_daemon::plan::CAGE_PREFIX.as_bytes())?;
     Some(std::iter::once(OsStr::from_bytes(directory).to_owned()).chain(rest.iter().cloned()).collect())
 }
 
-/// Takes the old form of fstab, `bindfs#SOURCE`, apart.
+/// Strips the prefix of fstab's old form `bindfs#SOURCE`.
 fn without_prefix(mut positionals: Vec<OsString>) -> Vec<OsString> {
     if let Some(source) = positionals.first_mut() {
         for prefix in [&b"bindfs#"[..], b"nacre#"] {

@@ -1,9 +1,9 @@
-//! What a command line asks for, as plain data: the end of everything pure, the start of every
-//! effect.
+//! The plan of a command line, as plain data: the result of all pure parsing, the input of all
+//! effects.
 //!
 //! Made by [`crate::personality`] and [`crate::commands`]; carried out by [`crate::run`]. Nothing
-//! here looks at the system: whether the source exists or a user is known is found out when the
-//! plan is carried out, before anything is mounted.
+//! here looks at the system: whether the source exists or a user is known is checked when the plan
+//! is carried out, before anything is mounted.
 
 use crate::{cage::plan::CagePlan, settings::Settings};
 use nacre_daemon::{
@@ -13,7 +13,7 @@ use nacre_daemon::{
 use nacre_stack::spec::StackSpec;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
-/// What to do.
+/// An action of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Mount something.
@@ -28,22 +28,22 @@ pub enum Plan {
     Version,
     /// Print the version of the kernel interface.
     FuseVersion,
-    /// A file system of a pool, at a place that mount(8) names.
+    /// Mount a file system of a pool at a mount point given by mount(8).
     Dataset(Box<nacre_admin::fs::ToMount>),
-    /// A dry run of mount(8): everything was understood.
+    /// Do nothing: a dry run of mount(8) whose arguments were understood.
     Nothing,
 }
 
-/// What a command asks for that mounts something, and has verbs for what is mounted.
+/// The result of parsing a command that both mounts and has verbs for existing mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked<V> {
     /// A mount.
     Mount(Plan),
-    /// Something with those that there are.
+    /// A verb on existing mounts.
     Verb(V),
 }
 
-/// A mirror of a directory.
+/// Builds the plan of a mirror of a directory.
 ///
 /// # Errors
 /// Too few or too many paths, or options that cannot go together.
@@ -64,15 +64,15 @@ pub fn mirror(program: &str, settings: Settings, positionals: Vec<OsString>) -> 
     Ok(Plan::Mount(Box::new(mount(program, stack, mountpoint, settings))))
 }
 
-/// Other flags for the mount at `mountpoint`.
+/// Builds the plan of a remount with other flags at `mountpoint`.
 pub fn remount(mountpoint: PathBuf, settings: Settings) -> Plan {
     Plan::Remount(Remount { mountpoint, flags: settings.flags })
 }
 
-/// A stack of layers, from a file or in one line.
+/// Builds the plan of a stack of layers, from a file or from a line.
 ///
 /// # Errors
-/// Too few or too many paths, a stack that is not understood, or options that belong into it.
+/// Too few or too many paths, a stack that cannot be parsed, or options that belong into the stack.
 pub fn stack(program: &str, settings: Settings, positionals: Vec<OsString>) -> Result<Plan, Failure> {
     let (stack, mountpoint) = two(positionals, "STACK")?;
     if let Some(option) = settings.layer_option {
@@ -92,14 +92,14 @@ pub fn stack(program: &str, settings: Settings, positionals: Vec<OsString>) -> R
     Ok(Plan::Mount(Box::new(mount(program, source, mountpoint, settings))))
 }
 
-/// Whether this is a stack in one line and not the path of a file: `mem`, or a layer's name
+/// Returns whether this is a stack in one line and not the path of a file: `mem`, or a layer's name
 /// followed by a colon or a bar.
 fn is_line(text: &[u8]) -> bool {
     let name: &[u8] = text.split(|byte| matches!(byte, b':' | b'|' | b' ')).next().unwrap_or_default();
     nacre_stack::spec::LayerSpec::NAMES.iter().any(|known| known.as_bytes() == name)
 }
 
-/// A mount of this stack with these settings.
+/// Builds the plan of a mount of this stack with these settings.
 pub fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: Settings) -> MountPlan {
     let verbosity = settings.verbosity();
     MountPlan {

@@ -1,5 +1,5 @@
-//! The commands of cages, as part of the table in [`crate::commands`]. Pure: arguments in, what to
-//! do out.
+//! The commands of cages, as part of the table in [`crate::commands`]. Pure: arguments in, verbs
+//! out.
 
 use super::plan;
 use crate::{
@@ -15,35 +15,35 @@ use nacre_daemon::{
 };
 use std::{ffi::OsString, path::PathBuf};
 
-/// What to do with cages that there are.
+/// A verb on existing cages.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CageVerb {
-    /// Another limit.
+    /// Change the limit.
     Resize {
-        /// Of which.
+        /// Directory of the cage.
         directory: PathBuf,
         /// The new size.
         size: Option<SizeChange>,
         /// The new number of inodes.
         inodes: Option<InodeChange>,
     },
-    /// Show some, or all.
+    /// Show some cages, or all.
     Status {
-        /// How.
+        /// Columns and format.
         view: View,
-        /// Which; empty: all.
+        /// Directories of the cages; empty: all.
         directories: Vec<PathBuf>,
     },
-    /// Show all in a table.
+    /// Show all cages in a table.
     List {
-        /// How.
+        /// Columns and format.
         view: View,
     },
-    /// Give up a cage of the kernel's.
+    /// Remove a cage of a kernel engine.
     Remove {
-        /// Which.
+        /// Directory of the cage.
         directory: PathBuf,
-        /// Its content goes, too.
+        /// The content is deleted, too.
         yes: bool,
     },
 }
@@ -66,7 +66,7 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .arg(clap_args::path("DIR", "The directory to limit: an existing one; what is in it counts"))
         .arg(clap_args::path("MOUNTPOINT", "Where the limited directory is shown [default: over DIR itself]").required(false))
-        // Only so that too many paths are told as such.
+        // Accepted only so that too many paths get their own error message.
         .arg(clap_args::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
         .args(options)
         .subcommand(resize())
@@ -107,7 +107,7 @@ fn remove() -> Command {
         .arg(clap_args::path("DIR", "Which cage"))
 }
 
-/// Reads what `clap` has matched.
+/// Parses the matched arguments of `nacre cage`.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.

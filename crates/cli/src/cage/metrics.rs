@@ -1,9 +1,9 @@
-//! The part of `nacre metrics` that tells of cages. Pure.
+//! The metrics of cages in `nacre metrics`. Pure.
 
 use crate::metrics::{escape, head, sample};
 use nacre_daemon::cage::report::CageReport;
 
-/// A figure that every cage has, or some: its name, its help, and its value.
+/// A metric of a cage: its name, its help, and its value, `None` for cages without it.
 type Gauge = (&'static str, &'static str, fn(&CageReport) -> Option<u64>);
 
 const GAUGES: &[Gauge] = &[
@@ -19,7 +19,7 @@ const GAUGES: &[Gauge] = &[
     }),
 ];
 
-/// The text for these cages.
+/// Returns the metrics of these cages as Prometheus text.
 pub fn text(cages: &[CageReport]) -> String {
     let mut text = String::new();
     if cages.is_empty() {
@@ -82,7 +82,7 @@ fn refused(text: &mut String, cages: &[CageReport]) {
     }
 }
 
-/// Users and directories.
+/// Appends the metrics of the limits of users and directories.
 fn parts(text: &mut String, cages: &[CageReport]) {
     const USED: &str = "nacre_cage_part_used_bytes";
     const LIMIT: &str = "nacre_cage_part_limit_bytes";

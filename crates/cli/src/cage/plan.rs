@@ -1,4 +1,4 @@
-//! What a command line asks of a cage, as plain data. Pure: nothing here looks at the system.
+//! The cage that a command line asks for, as plain data. Pure: nothing here looks at the system.
 
 use super::settings::CageSettings;
 use crate::{
@@ -15,26 +15,27 @@ use nacre_layers::size::Share;
 use nacre_stack::spec::{HostSpec, LayerSpec, StackSpec, TraceLevel, TraceSpec, WhenFull};
 use std::{ffi::OsString, path::PathBuf};
 
-/// A cage to be made.
+/// A cage to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CagePlan {
-    /// The mount, for the engine that this program is: the directory, and the cage over it.
+    /// The mount for the engine `fuse`: the directory, and the cage over it.
     pub mount: MountPlan,
-    /// The directory.
+    /// The directory to limit.
     pub directory: PathBuf,
-    /// Where it is shown, if not over itself.
+    /// Mount point of the cage, if not the directory itself.
     pub mountpoint: Option<PathBuf>,
-    /// What enforces the limit.
+    /// The engine that enforces the limit.
     pub engine: Engine,
-    /// Nobody chose it: a directory whose image is known goes on with that.
+    /// Whether no engine was named: a directory whose image is known keeps the engine of that
+    /// image.
     pub engine_by_default: bool,
     /// Limits and policies.
     pub settings: CageSettings,
-    /// The first option given that only the engine fuse has, as it is written.
+    /// The first given option that only the engine `fuse` supports, as it is written.
     pub fuse_only: Option<String>,
 }
 
-/// A cage.
+/// Parses the options and paths of a cage into a plan.
 ///
 /// # Errors
 /// Too few or too many paths, no size, or options that cannot go together.
@@ -51,7 +52,7 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     let engine = settings.engine;
     let engine_by_default = !given.iter().any(|given| given.option == Opt::Engine);
     check_engine(engine, given)?;
-    // An image that there is already has its size.
+    // An existing image has its size.
     if settings.cage.size.is_none() && engine != Engine::Loop && !engine_by_default {
         return Err(no_size());
     }
@@ -61,8 +62,8 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     let stack = StackSource::Spec(StackSpec { layers: layers(&settings, directory.clone()) });
     let at = mountpoint.clone().unwrap_or_else(|| directory.clone());
     let mut mount = plan::mount(program, stack, at, settings);
-    // The kernel's engines are not those of a mirror: this mount is made only where FUSE was
-    // chosen.
+    // The kernel engines of cages differ from those of a mirror: this mount is made only for the
+    // engine `fuse`.
     mount.engine = Engine::Fuse;
     mount.prefix = nacre_daemon::plan::CAGE_PREFIX;
     let fuse_only = fuse_only.map(Row::written);
@@ -108,7 +109,7 @@ fn check_engine(engine: Engine, given: &[Given]) -> Result<(), Failure> {
     }
 }
 
-/// A new cage has to have a size.
+/// Returns the error for a new cage without a size.
 pub fn no_size() -> Failure {
     Failure::usage("--size is needed: how much may the directory hold?").next("for example --size 10G")
 }
@@ -134,7 +135,7 @@ fn check_settings(cage: &CageSettings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The directory, the cage, and what logs.
+/// Returns the layers: the host directory, the cage, and the trace layer where it is asked for.
 fn layers(settings: &Settings, source: PathBuf) -> Vec<LayerSpec> {
     let mut layers = vec![LayerSpec::Host(HostSpec {
         source,

@@ -1,5 +1,5 @@
-//! Carries out what a command line asked of cages: makes them with the engine that was chosen,
-//! changes, shows and removes them.
+//! Carries out the commands of cages: creates them with the chosen engine, changes, shows and
+//! removes them.
 
 use super::{
     command::CageVerb,
@@ -30,10 +30,10 @@ use std::{
     process::ExitCode,
 };
 
-/// Makes a cage.
+/// Creates a cage.
 ///
 /// # Errors
-/// Why there is none; nothing has changed then.
+/// The reason why it cannot be created; nothing has changed then.
 pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     if background::is_background() {
         return serve::run(&plan.mount, background::reason(), true).map(|()| ExitCode::SUCCESS);
@@ -74,7 +74,7 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     }
 }
 
-/// What to say of a limit that the file system of the directory cannot reach.
+/// Returns a warning for a limit that exceeds the size of the directory's file system.
 pub fn larger_than_disk(directory: &Path, limit: Option<u64>) -> Option<String> {
     let figures = rustix::fs::statvfs(directory).ok()?;
     let (limit, whole) = (limit?, figures.f_blocks.saturating_mul(figures.f_frsize));
@@ -88,7 +88,7 @@ pub fn larger_than_disk(directory: &Path, limit: Option<u64>) -> Option<String> 
     })
 }
 
-/// What to say of limits of users and directories that the cage cannot reach.
+/// Returns warnings for limits of users and directories that exceed the limit of the cage.
 fn larger_than_cage(limits: &[String], whole: Option<u64>) -> Vec<String> {
     let Some(whole) = whole else { return Vec::new() };
     let larger = limits.iter().filter(|text| {
@@ -104,7 +104,7 @@ fn larger_than_cage(limits: &[String], whole: Option<u64>) -> Vec<String> {
         .collect()
 }
 
-/// The cage with its paths resolved.
+/// Resolves the paths of the plan.
 fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
     let directory = place::directory(&plan.directory)?;
     let mountpoint = match &plan.mountpoint {
@@ -123,8 +123,8 @@ fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
     })
 }
 
-/// The image that this very cage was made with before, where no engine was asked for: nobody wants
-/// another cage in its empty mount point.
+/// The image that this cage was created with before, where no engine was asked for: its mount point
+/// is empty now, and another cage in it would not be what the user means.
 fn known_image(plan: &CagePlan) -> Result<Option<CageRecord>, Failure> {
     if !plan.engine_by_default && plan.engine != Engine::Auto {
         return Ok(None);
@@ -165,22 +165,23 @@ fn explain(plan: &CagePlan, wanted: &Wanted, engine: EngineKind, reason: &str) -
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line on standard error; one that nobody can read is not worth failing for.
+/// Writes a line to standard error; a failure to write it is ignored.
 fn tell(program: &str, line: &str) {
     let _ = writeln!(io::stderr(), "{program}: {line}");
 }
 
-/// Carries out a command on cages that there are.
+/// Carries out a command on existing cages.
 ///
 /// # Errors
-/// No such cage, or what its engine says.
+/// No such cage, or the error of its engine.
 pub fn run(verb: &CageVerb) -> Result<(), Failure> {
     state::sweep();
     match verb {
         CageVerb::Resize { directory, size, inodes } => {
             resize::run(directory, *size, *inodes)?.iter().for_each(|line| tell("nacre", line));
             let limit = if let Some(change::SizeChange::To(bytes)) = size { Some(*bytes) } else { None };
-            // A mounted cage answers with its limit: what lies below it is asked beside it.
+            // A mounted cage answers statfs with its own limit: its parent directory is asked
+            // instead.
             let place = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
             larger_than_disk(place.parent().unwrap_or(&place), limit).iter().for_each(|line| tell("nacre", line));
             Ok(())

@@ -1,45 +1,45 @@
-//! What a cage is asked to be, as plain data: filled in by [`crate::settings`] from the options as
-//! given, read by [`super::plan`].
+//! Settings of a cage, as plain data: filled in by [`crate::settings`] from the given options, read
+//! by [`super::plan`].
 
 use nacre_daemon::cage::engine::FileSystem;
 use nacre_layers::size::Size;
 use nacre_stack::spec::{CageSpec, LayerSpec, WhenFull, Writes};
 use std::path::PathBuf;
 
-/// Settings that only a cage has. Texts are well-formed; users and directories that they name are
-/// looked up when the cage is made.
+/// Settings that only a cage has. Their syntax has been checked; users and directories that they
+/// name are looked up when the cage is created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CageSettings {
-    /// How much it may hold.
+    /// Limit of the content's size.
     pub size: Option<Size>,
-    /// How many inodes.
+    /// Limit of the number of inodes.
     pub inodes: Option<u64>,
-    /// What happens then.
+    /// Policy when the limit is reached.
     pub when_full: WhenFull,
-    /// Names of files that may be deleted as a whole.
+    /// Name patterns of files that may be deleted whole to make room.
     pub rotated: Vec<String>,
-    /// Names of files that are never touched.
+    /// Name patterns of files that are never deleted to make room.
     pub keep: Vec<String>,
-    /// When to report.
+    /// Soft limit: reaching it is reported.
     pub soft: Option<String>,
-    /// What to run then.
+    /// Program to run when the soft limit is reached.
     pub on_soft: Option<String>,
     /// Limits of users and directories.
     pub limits: Vec<String>,
-    /// How writes arrive.
+    /// Write mode.
     pub writes: Writes,
-    /// Where the accounting is kept.
+    /// Directory of the cage's accounting.
     pub state: Option<PathBuf>,
-    /// File system of the image.
+    /// File system in the image.
     pub fstype: Option<FileSystem>,
-    /// The image.
+    /// Path of the image.
     pub image: Option<PathBuf>,
     /// Whether the image takes space only as it fills.
     pub sparse: bool,
 }
 
 impl CageSettings {
-    /// The layer that the engine fuse stacks on the directory.
+    /// Returns the cage layer that the engine `fuse` stacks on the directory.
     pub fn layer(&self) -> LayerSpec {
         LayerSpec::Cage(Box::new(CageSpec {
             size: self.size.map(|size| size.to_string()),

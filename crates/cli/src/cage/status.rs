@@ -1,5 +1,5 @@
 //! `nacre cage status` and `nacre cage list`: cages as a table, in full, for scripts, or as JSON.
-//! Pure but for asking.
+//! Pure except for the requests to the cages.
 
 use crate::{
     clap_args::View,
@@ -56,7 +56,7 @@ fn count(number: u64, exact: bool) -> String {
     if exact { number.to_string() } else { columns::count(number) }
 }
 
-/// Carries out `status`; the text to print.
+/// Carries out `status`; returns the text to print.
 ///
 /// # Errors
 /// A column that does not exist, a directory that is no cage.
@@ -79,7 +79,7 @@ pub fn status(view: &View, directories: &[PathBuf]) -> Result<String, Failure> {
     show(&cages, &columns, view)
 }
 
-/// Carries out `list`; the text to print.
+/// Carries out `list`; returns the text to print.
 ///
 /// # Errors
 /// A column that does not exist.

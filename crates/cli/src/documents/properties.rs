@@ -1,15 +1,15 @@
 //! The page nacre-properties(7): the sections of docs/fs.md and docs/pool.md that list properties. Called by
 //! `documents.rs`.
 //!
-//! Invariant: the page says what the documents say; of their Markdown, it knows paragraphs, tables, code and
-//! links.
+//! Invariant: the page has the content of the documents; of their Markdown, it supports paragraphs,
+//! tables, code and links.
 
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
 const FILE_SYSTEMS: &str = include_str!("../../../../docs/fs.md");
 const POOLS: &str = include_str!("../../../../docs/pool.md");
 
-/// The page, as roff(7).
+/// Returns the page as roff(7).
 pub(super) fn page() -> String {
     let source = format!("nacre {}", env!("CARGO_PKG_VERSION"));
     let mut roff = Roff::new();
@@ -32,13 +32,13 @@ pub(super) fn page() -> String {
     roff.render()
 }
 
-/// The text between a heading of a document and the next one.
+/// Returns the text between a heading of a document and the next one.
 fn section_of<'d>(document: &'d str, heading: &str) -> &'d str {
     let mut sections = document.split("\n## ");
     sections.find_map(|section| section.strip_prefix(heading)?.strip_prefix('\n')).unwrap_or_default()
 }
 
-/// A paragraph, or a table.
+/// Appends a paragraph or a table.
 fn put(roff: &mut Roff, block: &str) {
     if !block.starts_with('|') {
         roff.control("PP", []).text(inlines(block));
@@ -58,12 +58,12 @@ fn put(roff: &mut Roff, block: &str) {
     }
 }
 
-/// A cell as a sentence; nothing for an empty one.
+/// Returns a cell as a sentence; nothing for an empty cell.
 fn labelled(label: &str, cell: &str) -> String {
     if cell.is_empty() { String::new() } else { format!("{label}{cell}. ") }
 }
 
-/// Text with code in bold, and without the targets of links.
+/// Returns the text with code in bold, and without the targets of links.
 fn inlines(text: &str) -> Vec<Inline> {
     let plain = text.replace('\n', " ");
     let mut inlines = Vec::new();
@@ -73,7 +73,7 @@ fn inlines(text: &str) -> Vec<Inline> {
     inlines
 }
 
-/// Text with the names of links, and not where they lead.
+/// Returns the text with the names of links, without their targets.
 fn without_links(text: &str) -> String {
     let mut kept = String::new();
     let mut rest = text;

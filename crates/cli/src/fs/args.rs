@@ -1,5 +1,5 @@
-//! What stands in command lines of file systems: names, lists of properties and types, verbs that
-//! we do not have. Pure.
+//! Arguments on command lines of file systems: names, lists of properties and types, unsupported
+//! verbs. Pure.
 
 use crate::plan::Plan;
 use nacre_admin::fs::{NewValue, ToMount, ToRename, ToSet, Types};
@@ -10,15 +10,15 @@ use nacre_pool::{
 };
 use std::ffi::OsString;
 
-/// The pool in a name.
+/// Returns the pool in a name.
 pub fn pool(name: &str) -> &str {
     name.split(['/', '@', '#']).next().unwrap_or(name)
 }
 
-/// What is to be made has the name of a file system, and is none of what there is not.
+/// Checks the name of a new file system; volumes do not exist.
 ///
 /// # Errors
-/// In ZFS' words.
+/// An invalid name, or a volume, with the sentence of ZFS.
 pub fn creatable(name: &str, volume: bool) -> Result<(), Failure> {
     let refused = |why: String| Failure::new(format!("cannot create '{name}': {why}"));
     Name::filesystem(name).map_err(|error| refused(error.to_string()))?;
@@ -29,10 +29,10 @@ pub fn creatable(name: &str, volume: bool) -> Result<(), Failure> {
     }
 }
 
-/// `PROPERTY=VALUE` each, for what is being done.
+/// Parses words `PROPERTY=VALUE`; `doing` begins the error messages.
 ///
 /// # Errors
-/// One without `=`, one that is named twice, an owner that there is not.
+/// A word without `=`, a property that is named twice, an owner that does not exist.
 pub fn assignments(words: &[String], doing: &str) -> Result<Vec<(String, String)>, Failure> {
     let mut found: Vec<(String, String)> = Vec::new();
     for word in words {
@@ -49,7 +49,7 @@ pub fn assignments(words: &[String], doing: &str) -> Result<Vec<(String, String)
     Ok(found)
 }
 
-/// The arguments of `set`: assignments, then names.
+/// Parses the arguments of `set`: assignments, then names.
 ///
 /// # Errors
 /// No assignment, no name, a property that cannot be set.
@@ -73,7 +73,7 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
     Ok(ToSet { names: names.to_vec(), properties, ..ToSet::default() })
 }
 
-/// What `inherit` asks.
+/// Builds the request of `inherit`.
 ///
 /// # Errors
 /// A property that cannot be inherited.
@@ -99,15 +99,15 @@ fn wrong(what: &str, error: &PropertyError) -> Failure {
     }
 }
 
-/// The properties that may have been meant, and where all are listed.
+/// Returns a hint: similar properties, and where all of them are listed.
 fn listed(error: &PropertyError) -> String {
     error.next(DATASET_PROPERTIES)
 }
 
-/// A column of `list`, a property of `get`.
+/// Checks the name of a column of `list` or a property of `get`.
 ///
 /// # Errors
-/// There is none of this name.
+/// No such property.
 pub fn check_column(name: &str) -> Result<(), Failure> {
     if name == "name" {
         return Ok(());
@@ -116,10 +116,10 @@ pub fn check_column(name: &str) -> Result<(), Failure> {
     found.map(drop).map_err(|error| Failure::usage(format!("bad property list: {error}")).next(listed(&error)))
 }
 
-/// Types of objects.
+/// Parses a list of object types.
 ///
 /// # Errors
-/// One that is none.
+/// A word that is no type.
 pub fn types(words: &[String]) -> Result<Types, Failure> {
     let mut types = Types::default();
     for word in words {
@@ -127,7 +127,7 @@ pub fn types(words: &[String]) -> Result<Types, Failure> {
             "filesystem" | "fs" => types.filesystems = true,
             "snapshot" | "snap" => types.snapshots = true,
             "bookmark" => types.bookmarks = true,
-            // There are none; scripts ask for them beside others.
+            // There are no volumes; scripts ask for them next to other types.
             "volume" | "vol" => {}
             "all" => types = Types { filesystems: true, snapshots: true, bookmarks: true },
             other => {
@@ -139,10 +139,10 @@ pub fn types(words: &[String]) -> Result<Types, Failure> {
     Ok(types)
 }
 
-/// The columns of `get`.
+/// Parses the list of columns of `get`.
 ///
 /// # Errors
-/// One that is none.
+/// A word that is no column.
 pub fn fields(words: &[String]) -> Result<Vec<String>, Failure> {
     const ALL: [&str; 5] = ["name", "property", "value", "received", "source"];
     let mut found = Vec::new();
@@ -162,10 +162,10 @@ pub fn fields(words: &[String]) -> Result<Vec<String>, Failure> {
     Ok(found)
 }
 
-/// The sources that `get` is asked for.
+/// Parses the list of sources of `get -s`.
 ///
 /// # Errors
-/// One that is none.
+/// A word that is no source.
 pub fn sources(words: &[String]) -> Result<Vec<String>, Failure> {
     const ALL: [&str; 6] = ["local", "default", "inherited", "received", "temporary", "none"];
     match words.iter().find(|word| !ALL.contains(&word.as_str())) {
@@ -174,10 +174,10 @@ pub fn sources(words: &[String]) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// A clone lives in the pool of its origin.
+/// Checks that a clone is created in the pool of its origin.
 ///
 /// # Errors
-/// Two pools.
+/// The names are in two pools.
 pub fn same_pool(from: Option<&str>, name: &str) -> Result<(), Failure> {
     match from {
         Some(from) if pool(from) != pool(name) => {
@@ -188,13 +188,13 @@ pub fn same_pool(from: Option<&str>, name: &str) -> Result<(), Failure> {
     }
 }
 
-/// What is renamed stays in its pool.
+/// Checks that a rename stays within one pool.
 ///
 /// # Errors
-/// Two pools.
+/// The names are in two pools.
 pub fn renamed_within(rename: &ToRename) -> Result<(), Failure> {
     let snapshot = matches!(Name::parse(&rename.from), Ok(Name::Snapshot { .. }));
-    // Of a snapshot, the part behind the @ is enough.
+    // For a snapshot, the part after the @ suffices.
     if pool(&rename.from) == pool(&rename.to)
         || snapshot && (rename.to.starts_with('@') || !rename.to.contains(['/', '@']))
     {
@@ -204,14 +204,14 @@ pub fn renamed_within(rename: &ToRename) -> Result<(), Failure> {
     Err(Failure::new(why).next("nacre copy moves files to another pool"))
 }
 
-/// The file system of a pool that mount(8) is to mount: `fs:POOL/NAME`, or for the type `zfs` its
-/// name alone.
+/// Returns the file system of a pool that mount(8) asks for: `fs:POOL/NAME`, or for the type `zfs`
+/// its name alone.
 pub fn dataset<'a>(program: &str, positionals: &'a [OsString]) -> Option<&'a str> {
     let first = positionals.first()?.to_str()?;
     first.strip_prefix("fs:").or((program == "mount.zfs").then_some(first))
 }
 
-/// Words that are for mount(8) and fstab alone.
+/// Words for mount(8) and fstab alone, which are dropped.
 const OF_MOUNT: [&str; 15] = [
     "zfsutil",
     "auto",
@@ -230,14 +230,14 @@ const OF_MOUNT: [&str; 15] = [
     "async",
 ];
 
-/// How words begin that are for mount(8), or say what is known: what is mounted shows as the name
-/// of the file system.
+/// Beginnings of words that are dropped: they are for mount(8), or name the source and type, which
+/// are always the name and type of the file system.
 const NOT_OURS: [&str; 4] = ["x-", "comment=", "fsname=", "subtype="];
 
-/// What mount(8) asks for with the words behind `-o`.
+/// Builds the plan of a mount from mount(8)'s arguments and the words after `-o`.
 ///
 /// # Errors
-/// No place.
+/// No mount point.
 pub fn mount(name: &str, positionals: &[OsString], texts: &[OsString], read_only: bool) -> Result<Plan, Failure> {
     let [_, at] = positionals else { return Err(Failure::usage("mount -t fuse.nacre fs:POOL/NAME DIRECTORY")) };
     let at = std::path::absolute(at).map_err(|error| Failure::io("cannot resolve", at.display(), &error))?;
@@ -249,7 +249,7 @@ pub fn mount(name: &str, positionals: &[OsString], texts: &[OsString], read_only
     Ok(Plan::Dataset(Box::new(ToMount { name: Some(name.to_owned()), words, overlay: true, at: Some(at) })))
 }
 
-/// The name of a property as the table has it, for what is shown under several names.
+/// Returns the canonical name of a property that has several names; other names unchanged.
 pub fn long_name(name: &str) -> String {
     match dataset_property(name) {
         Ok(Property::Known(definition)) => definition.name.to_owned(),
@@ -257,7 +257,7 @@ pub fn long_name(name: &str) -> String {
     }
 }
 
-/// Why a verb of ZFS is not here. `bare`: nothing was named for it.
+/// Returns the error for an unsupported verb of ZFS. `bare`: the verb has no arguments.
 pub fn not_here(verb: &str, bare: bool) -> Failure {
     let why = match verb {
         "allow" | "unallow" if bare => return Failure::usage("missing dataset argument"),

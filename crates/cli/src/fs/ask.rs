@@ -1,9 +1,9 @@
-//! Asking the process that owns a pool about its file systems.
+//! Requests to the process that owns a pool, about its file systems.
 
 use nacre_admin::fs::{FsAnswer, FsRequest, MountedAt};
 use nacre_daemon::{failure::Failure, pool::client, report::tell, runtime::Whose};
 
-/// Asks the process that owns a pool.
+/// Sends a request to the process that owns a pool.
 pub fn ask(pool: &str, command: &str, request: FsRequest) -> Result<FsAnswer, Failure> {
     if pool.is_empty() {
         return Err(Failure::new("a name begins with that of a pool: POOL/NAME, without a slash before it"));
@@ -11,7 +11,7 @@ pub fn ask(pool: &str, command: &str, request: FsRequest) -> Result<FsAnswer, Fa
     client::owned(pool)?.fs(command, request, &mut tell)
 }
 
-/// What is mounted of all pools of ours, and why some of it may be missing.
+/// Returns the mounts of all pools of this user, and the first failure of a pool's process.
 pub fn all_mounted() -> (Vec<MountedAt>, Option<Failure>) {
     let mut all = Vec::new();
     let (answers, failures) =

@@ -1,5 +1,5 @@
 //! The command line of `nacre fs`, as part of the table in [`crate::commands`]. Pure: arguments in,
-//! what to do out. The letters are ZFS'.
+//! verbs out. The letters are ZFS'.
 
 use super::args;
 use super::keep::{keep, keep_of};
@@ -13,59 +13,59 @@ use nacre_daemon::failure::Failure;
 use nacre_pool::properties::DATASET_PROPERTIES;
 use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 
-/// What to do with file systems.
+/// A verb on file systems.
 #[derive(Debug)]
 pub enum FsVerb {
-    /// A table of objects, or of their properties.
+    /// Show a table of objects, or of their properties.
     Show(Show),
-    /// One request to one pool.
+    /// Send one request to one pool.
     Ask {
         /// The pool.
         pool: String,
         /// The request.
         request: FsRequest,
     },
-    /// Make a file system or a clone, and tell it.
+    /// Create a file system or a clone.
     Create {
-        /// What.
+        /// The request.
         what: ToCreate,
-        /// Tell it.
+        /// Print what is created.
         verbose: bool,
-        /// For scripts.
+        /// In a form for scripts.
         parsable: bool,
     },
-    /// Destroy, and tell what goes.
+    /// Destroy objects.
     Destroy {
-        /// What.
+        /// The request.
         what: ToDestroy,
-        /// Tell it.
+        /// Print what is destroyed.
         verbose: bool,
-        /// For scripts.
+        /// In a form for scripts.
         parsable: bool,
     },
-    /// Properties of file systems that may be in several pools.
+    /// Set properties of file systems, which may be in several pools.
     Set(ToSet),
-    /// Snapshots, of which those of one pool are taken at one moment.
+    /// Take snapshots; those within one pool are taken atomically.
     Snapshot(ToSnapshot),
-    /// The same by a schedule.
+    /// Take and prune snapshots by a schedule.
     Schedule {
-        /// What.
+        /// The request.
         what: ToSchedule,
-        /// Tell it.
+        /// Print each snapshot.
         verbose: bool,
     },
-    /// Holds.
+    /// Hold snapshots, or release holds.
     Hold(ToHold),
     /// Show holds.
     Holds {
-        /// Of these.
+        /// The snapshots.
         snapshots: Vec<String>,
-        /// And below.
+        /// Also the snapshots of this name on descendants.
         recursive: bool,
-        /// How.
+        /// Form of the table.
         form: TableForm,
     },
-    /// Show what is mounted.
+    /// Show the mounted file systems.
     Mounted {
         /// As JSON.
         json: bool,
@@ -76,53 +76,53 @@ pub enum FsVerb {
     MountBelow {
         /// The file system.
         name: String,
-        /// How.
+        /// Options of the mounts.
         what: ToMount,
     },
     /// Unmount: a name, a path, or everything of all pools.
     Unmount {
-        /// What; `None`: all.
+        /// The name or path; `None`: all.
         what: Option<String>,
-        /// Even in use.
+        /// Also while in use.
         force: bool,
     },
     /// Share a file system, or everything of all pools.
     Share(Option<String>),
-    /// Share no more: a name, a path, or everything of all pools.
+    /// Unshare: a name, a path, or everything of all pools.
     Unshare(Option<String>),
-    /// What has changed.
+    /// Show the differences of a snapshot.
     Diff {
         /// The pool.
         pool: String,
-        /// The snapshot.
+        /// The earlier snapshot.
         from: String,
-        /// The later one.
+        /// The later snapshot or file system; `None`: the current state.
         to: Option<String>,
-        /// How.
+        /// Form of the lines.
         form: DiffForm,
     },
-    /// File systems have the format of their pool.
+    /// `upgrade`: file systems have the format of their pool.
     Upgrade,
-    /// What was delegated of a file system: nothing.
+    /// `allow NAME`: no permissions are ever delegated.
     Allowed(String),
-    /// What would be done to all that are encrypted: there are none.
+    /// A verb on all encrypted file systems: there are none.
     Nothing,
-    /// Streams of snapshots.
+    /// Send or receive streams of snapshots.
     Stream(super::streams::StreamVerb),
-    /// Versions of a file.
+    /// Show or restore versions of a file.
     Versions(super::versions::VersionsVerb),
-    /// A file system in a second place.
+    /// Replicate a file system to a second place.
     Replicate(super::replicate::ToReplicate),
-    /// What owners use.
+    /// Show the space that users and groups use.
     Space(super::space::SpaceVerb),
-    /// The version.
+    /// Print the version.
     Version {
         /// As JSON.
         json: bool,
     },
 }
 
-/// How tables look.
+/// Form of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableForm {
     /// No headings, one tab between columns.
@@ -135,7 +135,7 @@ pub struct TableForm {
     pub integers: bool,
 }
 
-/// How `diff` looks.
+/// Form of the lines of `diff`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiffForm {
     /// A letter for the type.
@@ -146,29 +146,29 @@ pub struct DiffForm {
     pub times: bool,
 }
 
-/// A table of objects.
+/// A request for a table of objects.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Show {
-    /// What is asked, without names.
+    /// The listing, without names.
     pub listing: Listing,
-    /// Of what; nothing: of all pools.
+    /// The objects; empty: the objects of all pools.
     pub names: Vec<String>,
-    /// Other users' as well.
+    /// Include pools of other users.
     pub everybody: bool,
-    /// How.
+    /// Form of the table.
     pub form: TableForm,
-    /// In which order: properties, and whether the greatest comes first.
+    /// The sort keys: properties, and whether the order is descending.
     pub order: Vec<(String, bool)>,
-    /// What `get` shows, and of which sources; `None`: the table of `list`.
+    /// Columns and sources of `get`; `None`: the table of `list`.
     pub get: Option<Get>,
 }
 
-/// What `get` shows of each value.
+/// Columns and sources of `get`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Get {
     /// Its columns: name, property, value, received, source.
     pub fields: Vec<String>,
-    /// Only values from these sources; nothing: from all.
+    /// Show only values from these sources; empty: from all.
     pub sources: Vec<String>,
 }
 
@@ -222,7 +222,7 @@ pub fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
-        // Verbs that we do not have are refused with a reason.
+        // Unsupported verbs are refused with a reason.
         .allow_external_subcommands(true)
         .subcommands(lives())
         .subcommands(shows())
@@ -245,7 +245,7 @@ fn lives() -> [Command; 7] {
             .arg(flag('v', "verbose", "Say what is made, with its properties"))
             .arg(flag('P', "parsable", "Say it for scripts"))
             .arg(properties())
-            // Volumes, which are refused by name.
+            // Options of volumes, which are refused by name.
             .arg(value('V', "volume", "SIZE", "").hide(true))
             .arg(value('b', "block", "SIZE", "").hide(true))
             .arg(flag('s', "sparse", "").hide(true))
@@ -450,7 +450,7 @@ fn text(matches: &ArgMatches, name: &str) -> String {
     matches.get_one::<String>(name).cloned().unwrap_or_default()
 }
 
-/// Lists between commas, one behind the other.
+/// Returns the items of several comma-separated lists.
 fn listed(matches: &ArgMatches, name: &str) -> Vec<String> {
     texts(matches, name)
         .iter()
@@ -461,7 +461,7 @@ fn listed(matches: &ArgMatches, name: &str) -> Vec<String> {
 }
 
 fn form(matches: &ArgMatches) -> TableForm {
-    // `holds` has no numbers but times.
+    // `holds` has no numbers except times.
     let integers = matches.try_get_one::<bool>("integers").ok().flatten().copied().unwrap_or(false);
     TableForm {
         scripted: matches.get_flag("scripted"),
@@ -471,7 +471,7 @@ fn form(matches: &ArgMatches) -> TableForm {
     }
 }
 
-/// Reads what `clap` has matched.
+/// Parses the matched arguments of `nacre fs`.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
@@ -640,7 +640,7 @@ fn depth(matches: &ArgMatches, names: &[String], types: Option<Types>) -> Option
     match given {
         Some(depth) => Some(depth),
         None if matches.get_flag("recursive") || names.is_empty() => None,
-        // `list -t snapshot NAME`: those of NAME.
+        // `list -t snapshot NAME` lists the snapshots of NAME itself.
         None if types.is_some_and(only) => Some(1),
         None => Some(0),
     }
@@ -670,7 +670,7 @@ fn list(matches: &ArgMatches) -> Result<Show, Failure> {
     let given = listed(matches, "types");
     let types = match given.is_empty() {
         false => Some(args::types(&given)?),
-        // Space is about file systems.
+        // The columns of `-o space` are those of file systems.
         true if space => Some(Types { filesystems: true, ..Types::default() }),
         true => None,
     };
@@ -684,7 +684,7 @@ fn list(matches: &ArgMatches) -> Result<Show, Failure> {
     Ok(Show { listing, names, everybody, form: form(matches), order, get: None })
 }
 
-/// `-s` and `-S` in the order given.
+/// Returns the keys of `-s` and `-S` in the order given.
 fn sorting(matches: &ArgMatches) -> Vec<(String, bool)> {
     let mut found: Vec<(usize, String, bool)> = Vec::new();
     for (name, descending) in [("ascending", false), ("descending", true)] {

@@ -1,14 +1,14 @@
-//! `diff`: a line for each path that has changed, as it is found.
+//! `diff`: prints a line for each changed path as soon as it is found.
 
 use super::command::DiffForm;
 use crate::output::print;
 use nacre_admin::fs::{Difference, FileKind, FsRequest, How};
 use nacre_daemon::{failure::Failure, pool::client};
 
-/// Asks and prints.
+/// Requests the differences and prints them.
 ///
 /// # Errors
-/// Why not.
+/// No such snapshot or pool, or output that cannot be written.
 pub fn run(pool: &str, from: String, to: Option<String>, form: DiffForm) -> Result<(), Failure> {
     let mut failed = Ok(());
     let mut tell = |note: &str| {
@@ -25,7 +25,7 @@ pub fn run(pool: &str, from: String, to: Option<String>, form: DiffForm) -> Resu
     asked.map(drop).and(failed)
 }
 
-/// The letter that `ls -F` has for a file, or ZFS for one that it has none for.
+/// Returns the letter that `ls -F` uses for a file type, or ZFS for a type without one.
 fn letter(kind: FileKind) -> char {
     match kind {
         FileKind::File => 'F',
@@ -38,7 +38,7 @@ fn letter(kind: FileKind) -> char {
     }
 }
 
-/// A path as ZFS shows it: what is not printable, blanks and backslashes as octal numbers.
+/// Formats a path as ZFS does: unprintable bytes, blanks and backslashes as octal numbers.
 fn path(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for byte in bytes {
@@ -50,7 +50,7 @@ fn path(bytes: &[u8]) -> String {
     text
 }
 
-/// The line of a difference.
+/// Formats a difference as a line.
 pub fn line(difference: &Difference, form: DiffForm) -> String {
     let mut text = String::new();
     if form.times {

@@ -10,7 +10,7 @@ fn version(command: &str) -> Value {
 }
 
 fn pretty(value: &Value) -> String {
-    // A value of ours has no keys that are no text: it can always be written.
+    // Values built here have only text as keys: serialization cannot fail.
     serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
@@ -26,7 +26,7 @@ fn property(shown: &Shown, form: TableForm, received: bool) -> Value {
         From::Default => ("DEFAULT", "-"),
         From::None => ("NONE", "-"),
     };
-    // Users' own are text, whatever is in them.
+    // User properties are text, whatever they contain.
     let number = shown
         .value
         .as_ref()
@@ -40,7 +40,7 @@ fn property(shown: &Shown, form: TableForm, received: bool) -> Value {
     found
 }
 
-/// Objects with their properties.
+/// Returns objects with their properties as JSON.
 pub fn datasets<'a>(
     command: &str,
     objects: &'a [ListedObject],
@@ -75,7 +75,7 @@ pub fn datasets<'a>(
     pretty(&json!({ "output_version": version(command), "datasets": all }))
 }
 
-/// Holds.
+/// Returns holds as JSON.
 pub fn holds(holds: &[Hold], form: TableForm) -> String {
     let mut all: Map<String, Value> = Map::new();
     for hold in holds {
@@ -88,7 +88,7 @@ pub fn holds(holds: &[Hold], form: TableForm) -> String {
     pretty(&json!({ "output_version": version("holds"), "datasets": all }))
 }
 
-/// Mounts.
+/// Returns mounts as JSON.
 pub fn mounted(mounted: &[MountedAt]) -> String {
     let one = |mounted: &MountedAt| {
         (mounted.name.clone(), json!({ "filesystem": mounted.name, "mountpoint": mounted.at.to_string_lossy() }))
@@ -97,13 +97,13 @@ pub fn mounted(mounted: &[MountedAt]) -> String {
     pretty(&json!({ "output_version": version("mount"), "datasets": all }))
 }
 
-/// What `list` shows of an object: its columns.
+/// Returns the values of an object for the columns of `list`.
 pub fn columns<'a>(listed: &'a ListedObject, columns: &[String]) -> Vec<&'a Shown> {
     let names: Vec<String> = columns.iter().map(|name| super::args::long_name(name)).collect();
     listed.values.iter().filter(|shown| names.contains(&shown.property)).collect()
 }
 
-/// What `get` shows of an object.
+/// Returns the values of an object that `get` shows.
 pub fn wanted<'a>(listed: &'a ListedObject, get: &'a super::command::Get) -> Vec<&'a Shown> {
     list::wanted(listed, get).collect()
 }

@@ -1,16 +1,16 @@
-//! The words of a rule of what is kept, `--keep-daily 30` and the others, as `snapshot` and
-//! `replicate` take them. Pure.
+//! The retention options `--keep-daily 30` and the others, as `snapshot` and `replicate` take them.
+//! Pure.
 
 use clap::{Arg, ArgMatches, value_parser};
 use nacre_admin::fs::Period;
 
-/// What is kept, by these words.
+/// Reads the retention options.
 pub fn keep_of(matches: &ArgMatches) -> Vec<(Period, u64)> {
     let all = Period::ALL.into_iter();
     all.filter_map(|period| Some((period, *matches.get_one::<u64>(&format!("keep-{}", period.word()))?))).collect()
 }
 
-/// How many of the newest periods keep their last snapshot.
+/// Returns the option for a period: the number of newest periods whose last snapshot is kept.
 pub fn keep(period: Period) -> Arg {
     let (name, help) = match period {
         Period::Frequent => ("keep-frequent", "Keep the last snapshot of the N newest quarters of hours that have any"),

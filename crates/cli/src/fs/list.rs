@@ -10,7 +10,7 @@ use nacre_admin::fs::{From, ListedObject, ObjectType, Shown};
 use nacre_pool::properties::{Kind, Property, dataset_property};
 use std::cmp::Ordering;
 
-/// Where a value comes from, as ZFS says it.
+/// Returns the source of a value in the words of ZFS.
 pub fn source(from: &From) -> String {
     match from {
         From::Local => "local".to_owned(),
@@ -22,7 +22,7 @@ pub fn source(from: &From) -> String {
     }
 }
 
-/// The word by which `get -s` means a source.
+/// Returns the word for a source in `get -s`.
 fn kind_of(from: &From) -> &'static str {
     match from {
         From::Local => "local",
@@ -34,7 +34,7 @@ fn kind_of(from: &From) -> &'static str {
     }
 }
 
-/// A file system before its snapshots, snapshots in the order of their making, everything else by
+/// The default order: a file system before its snapshots, snapshots by creation, everything else by
 /// name.
 fn by_itself(a: &ListedObject, b: &ListedObject) -> Ordering {
     let split = |name: &ListedObject| name.name.split('@').next().unwrap_or_default().to_owned();
@@ -48,7 +48,7 @@ fn value_of<'a>(listed: &'a ListedObject, property: &str) -> Option<&'a Shown> {
     listed.values.iter().find(|shown| shown.property == property)
 }
 
-/// Numbers by size, words by their letters, what there is not last.
+/// Compares numerically where both are numbers, else as text; missing values come last.
 fn by_value(a: Option<&str>, b: Option<&str>) -> Ordering {
     let number = |text: &str| text.parse::<f64>().ok();
     match (a, b) {
@@ -60,7 +60,7 @@ fn by_value(a: Option<&str>, b: Option<&str>) -> Ordering {
     }
 }
 
-/// Puts objects into the order that was asked for.
+/// Sorts objects by the given keys.
 pub fn sort(objects: &mut [ListedObject], order: &[(String, bool)]) {
     objects.sort_by(|a, b| {
         for (property, descending) in order {
@@ -90,7 +90,7 @@ fn cell(listed: &ListedObject, column: &str, form: TableForm) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value::shown(&name, value, form.exact))
 }
 
-/// The head of a column and how it stands.
+/// Returns the heading and the alignment of a column.
 fn heading(column: &str) -> (String, Align) {
     let numbers = |name: &str| {
         matches!(
@@ -117,7 +117,7 @@ fn heading(column: &str) -> (String, Align) {
     }
 }
 
-/// The table of `list`.
+/// Formats the table of `list`.
 pub fn table(objects: &[ListedObject], columns: &[String], form: TableForm) -> String {
     let rows: Vec<Vec<String>> =
         objects.iter().map(|listed| columns.iter().map(|column| cell(listed, column, form)).collect()).collect();
@@ -129,7 +129,7 @@ pub fn table(objects: &[ListedObject], columns: &[String], form: TableForm) -> S
     columns::aligned(&heads, &rows, false)
 }
 
-/// `get` knows the name as a property, at the place where it was asked for.
+/// Inserts the name as a property for `get`, at the position where it was asked for.
 pub fn name_it(listed: &mut ListedObject, asked: Option<&[String]>) {
     let Some(place) = asked.and_then(|asked| asked.iter().position(|property| property == "name")) else { return };
     let shown =
@@ -137,14 +137,15 @@ pub fn name_it(listed: &mut ListedObject, asked: Option<&[String]>) {
     listed.values.insert(place.min(listed.values.len()), shown);
 }
 
-/// The values that `get` shows of an object.
+/// Returns the values of an object that `get` shows.
 pub fn wanted<'a>(listed: &'a ListedObject, get: &'a Get) -> impl Iterator<Item = &'a Shown> {
     listed.values.iter().filter(move |shown| {
         get.sources.is_empty() || get.sources.iter().any(|source| source == kind_of(&shown.source))
     })
 }
 
-/// The table of `get`. `typed`: how properties were called on the command line.
+/// Formats the table of `get`. `typed` returns the name of a property as it was typed on the
+/// command line.
 pub fn properties(objects: &[ListedObject], get: &Get, form: TableForm, typed: &dyn Fn(&str) -> String) -> String {
     let mut rows = Vec::new();
     for listed in objects {
@@ -171,7 +172,7 @@ pub fn properties(objects: &[ListedObject], get: &Get, form: TableForm, typed: &
     if rows.is_empty() { String::new() } else { columns::aligned(&heads, &rows, false) }
 }
 
-/// The properties that have to be asked for: those shown, and those sorted by.
+/// Returns the properties to request: the shown ones, and the sort keys.
 pub fn asked(show: &Show) -> Option<Vec<String>> {
     let columns = show.listing.properties.as_ref()?;
     let mut asked: Vec<String> = Vec::new();

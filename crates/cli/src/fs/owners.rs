@@ -1,4 +1,4 @@
-//! Users and groups of this system, in properties and tables.
+//! Names and ids of this system's users and groups, in properties and tables.
 
 use nacre_daemon::failure::Failure;
 use nacre_layers::accounts;
@@ -8,11 +8,11 @@ use nacre_pool::{
 };
 use std::collections::HashMap;
 
-/// A property's name with the number of an owner in the place of a name: `userquota@alice` is
-/// `userquota@1000`. Other names stay.
+/// Replaces an owner's name in a property's name by the id: `userquota@alice` becomes
+/// `userquota@1000`. Other names are returned unchanged.
 ///
 /// # Errors
-/// There is no such user or group.
+/// No such user or group.
 pub fn resolved(name: &str) -> Result<String, Failure> {
     let Ok(Property::Owner(owner)) = dataset_property(name) else { return Ok(name.to_owned()) };
     let system = nacre_layers::system::SystemAccounts;
@@ -23,12 +23,12 @@ pub fn resolved(name: &str) -> Result<String, Failure> {
     id.map(|id| owner.stored_name(id)).map_err(Failure::new)
 }
 
-/// Names by their numbers, each asked for once.
+/// Cache of names by id: each is looked up once.
 #[derive(Debug, Default)]
 pub struct Names(HashMap<(bool, u32), String>);
 
 impl Names {
-    /// The name of a user or group; its number where it has none.
+    /// Returns the name of a user or group; its id where it has none.
     pub fn of(&mut self, group: bool, id: u32) -> String {
         let name = || {
             let found = match group {

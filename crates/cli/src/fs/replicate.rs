@@ -1,8 +1,8 @@
-//! `replicate`: a file system is kept in a second place. What it needs are our own commands, here
-//! or over ssh: a snapshot, the snapshots of both sides, a stream, the rule of what is kept.
+//! `replicate`: keeps a copy of a file system in a second place. It runs only nacre's own commands,
+//! here or over ssh: a snapshot, the snapshots of both sides, a stream, the retention rule.
 //!
-//! Invariants: nothing at the source is pruned before the target has the new snapshot, so the two
-//! always have one in common; the target is changed by `receive` and the rule alone.
+//! Invariants: nothing at the source is pruned before the target has the new snapshot, so that both
+//! sides always have a common one; only `receive` and the retention rule change the target.
 
 use super::keep::{keep, keep_of};
 use crate::{clap_args::flag, output::print};
@@ -18,28 +18,28 @@ use std::{
     process::{Command, ExitCode, ExitStatus, Stdio},
 };
 
-/// How often a stream that is cut is gone on with in one run.
+/// Maximum number of streams, resumed ones included, for one file system in one run.
 const TRIES: usize = 3;
-/// How a copy is made that is not there.
+/// The `receive` command for a target that does not exist yet.
 const NEW: [&str; 4] = ["receive", "-s", "-o", "readonly=on"];
-/// The event of a run that fails, for the programs in `events.d`.
+/// The event of a failed run, for the programs in `events.d`.
 const FAILED: &str = "replication-failed";
 
-/// What is replicated.
+/// A replication to run.
 #[derive(Debug)]
 pub struct ToReplicate {
-    /// The file system.
+    /// The file system to copy.
     source: Place,
-    /// Where it is kept a second time.
+    /// The file system that is the copy.
     target: Place,
     recursive: bool,
     verbose: bool,
     label: String,
-    /// The rule, as words of `snapshot`.
+    /// The retention options, as words of `snapshot`.
     keep: Vec<String>,
 }
 
-/// A file system, here or there.
+/// A file system on this machine or on another one.
 #[derive(Clone, Debug)]
 struct Place {
     host: Option<String>,
@@ -47,7 +47,7 @@ struct Place {
 }
 
 impl Place {
-    /// `POOL/NAME`, or `HOST:POOL/NAME`.
+    /// Parses `POOL/NAME` or `HOST:POOL/NAME`.
     fn of(text: &str) -> Place {
         let (host, name) = match text.split_once(':') {
             Some((host, name)) if !host.contains('/') && !host.is_empty() => (Some(host.to_owned()), name),
@@ -60,7 +60,7 @@ impl Place {
         Place { host: self.host.clone(), name: format!("{}{part}", self.name) }
     }
 
-    /// `nacre fs` with these words.
+    /// Builds the command `nacre fs` with these words, over ssh for another host.
     fn command(&self, words: &[&str]) -> Result<Command, Failure> {
         let Some(host) = &self.host else {
             let program =
@@ -75,7 +75,7 @@ impl Place {
         Ok(command)
     }
 
-    /// What it answers; `None` where there is no such thing.
+    /// Runs a command and returns its output; `None` where the object does not exist.
     fn ask(&self, words: &[&str]) -> Result<Option<String>, Failure> {
         let output = self.command(words)?.stdin(Stdio::null()).stderr(Stdio::piped()).output();
         let output = output.map_err(|error| self.not_started(&error))?;
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// Runs what has to succeed; what it says is seen.
+    /// Runs a command that has to succeed; its messages are shown.
     fn run(&self, words: &[&str]) -> Result<(), Failure> {
         let status = self.command(words)?.stdin(Stdio::null()).status();
         let status = status.map_err(|error| self.not_started(&error))?;
@@ -102,7 +102,7 @@ impl Place {
         Failure::io("cannot run", if self.host.is_some() { "ssh" } else { "nacre fs" }, error).exit(Exit::Failure)
     }
 
-    /// What it means that it has failed: that of the way there, or that of the answer.
+    /// Returns the failure for an exit status: of ssh, or of the command itself.
     fn refused(&self, status: ExitStatus, words: &[&str]) -> Failure {
         let said = |place: &str| Failure::new(format!("'nacre fs {}' failed{place}", words.join(" ")));
         let failure = match &self.host {
@@ -126,8 +126,8 @@ impl Place {
         })
     }
 
-    /// The snapshots with their guids, in the order of their taking; `None`: there is no such file
-    /// system.
+    /// Returns the snapshots with their GUIDs, in the order of creation; `None`: the file system
+    /// does not exist.
     fn snapshots(&self) -> Result<Option<Vec<(String, String)>>, Failure> {
         let words = ["list", "-H", "-p", "-d", "1", "-t", "snapshot", "-s", "createtxg", "-o", "name,guid", &self.name];
         let Some(text) = self.ask(&words)? else { return Ok(None) };
@@ -139,7 +139,7 @@ impl Place {
     }
 }
 
-/// The command line.
+/// Returns the command line of `replicate`.
 pub fn command() -> Line {
     Line::new("replicate")
         .about("Keep a file system in a second place: snapshot, send what is new, prune")
@@ -158,7 +158,7 @@ pub fn command() -> Line {
         .arg(Arg::new("TARGET").required(true).value_name("[HOST:]FILESYSTEM").help("Where to"))
 }
 
-/// Reads it.
+/// Parses the matched arguments of `replicate`.
 pub fn parse(matches: &ArgMatches) -> ToReplicate {
     let text = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
     let rule = keep_of(matches).into_iter();
@@ -172,10 +172,10 @@ pub fn parse(matches: &ArgMatches) -> ToReplicate {
     }
 }
 
-/// Does it; programs in `events.d` hear of a failure.
+/// Replicates; programs in `events.d` are notified of a failure.
 ///
 /// # Errors
-/// Why the target does not have the newest snapshot.
+/// The reason why the target does not have the newest snapshot.
 pub fn run(what: &ToReplicate) -> Result<ExitCode, Failure> {
     let done = replicate(what);
     if let Err(failure) = &done {
@@ -217,7 +217,7 @@ fn replicate(what: &ToReplicate) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One file system comes to its newest snapshot.
+/// Brings one file system of the target to the newest snapshot of the source.
 fn one(what: &ToReplicate, source: &Place, target: &Place) -> Result<(), Failure> {
     let mut last = None;
     for _ in 0..TRIES {
@@ -225,7 +225,8 @@ fn one(what: &ToReplicate, source: &Place, target: &Place) -> Result<(), Failure
             Ok(true) => return Ok(()),
             Ok(false) => last = None,
             Err(failure) => {
-                // It is tried again only where something of it has come.
+                // Retry only where the target has received a part of the stream, which can be
+                // resumed.
                 if token(target)?.is_none() {
                     return Err(failure);
                 }
@@ -241,7 +242,7 @@ fn token(target: &Place) -> Result<Option<String>, Failure> {
     Ok(said.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty() && text != "-"))
 }
 
-/// Sends one stream; whether nothing is left to send.
+/// Sends one stream; returns whether the target is up to date.
 fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Failure> {
     let told = |text: &str| if what.verbose { print(text) } else { Ok(()) };
     if let Some(token) = token(target)? {
@@ -252,7 +253,7 @@ fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Fail
             pass(source, &["send", "-t", &token], target, &[receive, &[&target.name]].concat())?;
             return Ok(false);
         }
-        // What it was sent from is gone.
+        // The snapshots that the token refers to are gone at the source.
         target.run(&["receive", "-A", &target.name])?;
     }
     let ours = source.snapshots()?.unwrap_or_default();
@@ -285,19 +286,19 @@ fn step(what: &ToReplicate, source: &Place, target: &Place) -> Result<bool, Fail
     Ok(false)
 }
 
-/// Sends there what comes from here.
+/// Pipes the source's stream into `receive` at the target.
 fn pass(source: &Place, send: &[&str], target: &Place, receive: &[&str]) -> Result<(), Failure> {
     let sender = source.command(send)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut sender = sender.map_err(|error| source.not_started(&error))?;
     let stream = sender.stdout.take().map_or_else(Stdio::null, Stdio::from);
     let received = target.command(receive)?.stdin(stream).stdout(Stdio::null()).status();
-    // With nobody who receives, it ends.
+    // Without a receiver, the sender ends by itself.
     let sent = sender.wait().map_err(|error| source.not_started(&error))?;
     let received = received.map_err(|error| target.not_started(&error))?;
     if sent.success() && received.success() {
         return Ok(());
     }
-    // A sender that fails cuts the stream, and a receiver that fails leaves nobody who takes it.
+    // A failing sender cuts the stream, and a failing receiver closes the pipe of the sender.
     let refused = if received.success() || sent.code() == Some(255) {
         source.refused(sent, send)
     } else {

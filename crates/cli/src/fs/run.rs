@@ -1,5 +1,5 @@
-//! Carries out what a command line asked of file systems: asks the process of each pool, prints
-//! what it answers.
+//! Carries out the commands of file systems: sends requests to the processes that own the pools,
+//! and prints the answers.
 
 use super::{
     args,
@@ -38,10 +38,10 @@ use std::{
     process::ExitCode,
 };
 
-/// What the program says when it was called as `zfs`.
+/// The name of the program when it was called as `zfs`.
 pub const ZFS: &str = "zfs";
 
-/// Called as `zfs`: the same command lines.
+/// Runs the program as `zfs`: with the command lines of `nacre fs`.
 pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
     let table = command::command().name(ZFS).bin_name(ZFS).version(env!("CARGO_PKG_VERSION"));
     let arguments = zfs_usage::with_help(arguments);
@@ -55,10 +55,10 @@ pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
     done.unwrap_or_else(|failure| zfs_usage::refuse(&failure, ZFS, &table, &arguments))
 }
 
-/// Does it.
+/// Carries out a verb.
 ///
 /// # Errors
-/// Why not.
+/// The failure of a request, or output that cannot be written.
 pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
     match verb {
         FsVerb::Show(show) => return self::show(&show),
@@ -95,7 +95,7 @@ pub fn run(verb: FsVerb, command: &str) -> Result<ExitCode, Failure> {
         FsVerb::Upgrade => print("All filesystems are formatted with the current version: that of their pool.\n")?,
         FsVerb::Version { json } => print(&version(ZFS, command, json))?,
         FsVerb::Allowed(name) => {
-            // Whoever asks is told whether there is such a file system.
+            // A name that does not exist has to be an error all the same.
             let listing = Listing { depth: Some(0), properties: Some(Vec::new()), ..Listing::default() };
             gather(&listing, &[name], false)?.1.map_or(Ok(()), Err)?;
         }
@@ -110,7 +110,7 @@ fn done(answer: FsAnswer) -> Vec<String> {
     }
 }
 
-/// What was done but for something: that is told, and the exit code is not that of success.
+/// Prints what could not be done; returns the exit code of a failure where there is any.
 fn incomplete(sentences: &[String]) -> ExitCode {
     for sentence in sentences {
         tell(sentence);
@@ -118,7 +118,7 @@ fn incomplete(sentences: &[String]) -> ExitCode {
     if sentences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(Exit::Failure as u8) }
 }
 
-/// Names by their pools, in the order in which they came.
+/// Groups names by their pools; within a pool the order stays.
 fn by_pool(names: Vec<String>) -> BTreeMap<String, Vec<String>> {
     let mut pools: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in names {
@@ -136,7 +136,8 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
             typed_names.insert(resolved.clone(), name.clone());
             *name = resolved;
         } else {
-            // The process of the pool may be of a version that knows fewer names for it.
+            // The process of the pool may be of an older version, which knows fewer names of the
+            // property.
             *name = args::long_name(name);
         }
     }
@@ -178,7 +179,7 @@ fn listed(owned: &Owned, listing: Listing) -> Result<Vec<ListedObject>, Failure>
     }
 }
 
-/// The objects of all names, and why some of them could not be had.
+/// Returns the objects of all names, and a failure where some of them could not be listed.
 fn gather(
     listing: &Listing,
     names: &[String],
@@ -192,18 +193,18 @@ fn gather(
         }
     };
     if names.is_empty() {
-        // One that does not answer hides no others.
+        // A pool that does not answer does not hide the others.
         let wanted = listing.clone();
         let (answers, failures) =
             client::ask_each(client::all(&Whose::told(everybody)), move |owned| listed(owned, wanted.clone()));
         objects.extend(answers.into_iter().flatten());
         failures.into_iter().for_each(&mut note);
-        // As with ZFS, one that is there no more is no failure of the others.
+        // As with ZFS, a pool whose process has ended does not make the command fail.
         for lost in expected::lost(&[]).iter().map(Expected::failure) {
             [lost.what, lost.next].iter().for_each(|line| tell(line));
         }
     }
-    // Each for itself: those that are there are shown.
+    // Each name by itself: the existing ones are shown.
     for name in names {
         let name = path_or_name(name)?;
         let one = client::owned(args::pool(&name)).map_err(|failure| no_pool(failure, &name));
@@ -219,7 +220,7 @@ fn gather(
     Ok((objects, failure))
 }
 
-/// ZFS does not tell a pool that is not there from a file system that is not.
+/// Turns a missing pool into ZFS' message, which does not distinguish it from a missing dataset.
 fn no_pool(failure: Failure, name: &str) -> Failure {
     if failure.exit == Exit::NotFound {
         return Failure { what: format!("cannot open '{name}': dataset does not exist"), ..failure };
@@ -227,7 +228,7 @@ fn no_pool(failure: Failure, name: &str) -> Failure {
     failure
 }
 
-/// A path stands for the file system that it is in.
+/// Returns the name of the file system that a path is in; names unchanged.
 fn path_or_name(name: &str) -> Result<String, Failure> {
     if !name.starts_with('/') && !name.starts_with("./") {
         return Ok(name.to_owned());
@@ -267,7 +268,7 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
     let pool = args::pool(&what.name);
     client::owned(pool).map_err(|failure| match failure.exit {
         Exit::NotFound => {
-            // ZFS says no more, and scripts compare.
+            // ZFS prints no hint here, and scripts compare the output.
             let next = if command.starts_with(ZFS) { String::new() } else { failure.next };
             Failure { what: format!("cannot create '{}': no such pool '{pool}'", what.name), next, ..failure }
         }
@@ -305,7 +306,7 @@ fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Res
     print(&text)
 }
 
-/// Asks something of each name by itself, as ZFS does: one that fails keeps no other from it.
+/// Sends a request for each name separately, as ZFS does: a failure does not prevent the others.
 fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> FsRequest) -> Result<ExitCode, Failure> {
     let (mut last, mut sentences) = (None, Vec::new());
     each(&mut last, once(names), |name| {
@@ -324,7 +325,8 @@ fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A run of a schedule. What cannot be destroyed is told, and is no failure: the next run tries again.
+/// Runs a schedule. Snapshots that cannot be destroyed are reported without failing: the next run
+/// tries again.
 fn schedule(what: ToSchedule, verbose: bool, command: &str) -> Result<(), Failure> {
     let would = if what.dry { "would " } else { "" };
     for (pool, names) in by_pool(what.names.clone()) {
@@ -350,7 +352,7 @@ fn holds(snapshots: &[String], recursive: bool, form: TableForm) -> Result<(), F
         }
         Ok(())
     });
-    // As `list` has them.
+    // In the order of `list`.
     let place = |snapshot: &str| snapshot.split(['/', '@']).map(str::to_owned).collect::<Vec<_>>();
     all.sort_by_cached_key(|hold| place(&hold.snapshot));
     if form.json {
@@ -379,16 +381,16 @@ fn mounted(as_json: bool) -> Result<(), Failure> {
     missing.map_or(Ok(()), Err)
 }
 
-/// What mount(8) asks for.
+/// Mounts the file system that mount(8) asks for.
 ///
 /// # Errors
-/// Why not.
+/// The failure of the request.
 pub fn mount(what: ToMount) -> Result<ExitCode, Failure> {
     let name = what.name.clone().unwrap_or_default();
     Ok(incomplete(&done(ask(args::pool(&name), "", FsRequest::Mount(what))?)))
 }
 
-/// Asks something of all pools of ours; one where it fails keeps no other from it.
+/// Sends a request to all pools of this user; a failure does not prevent the others.
 fn of_all(command: &str, request: &FsRequest) -> Result<ExitCode, Failure> {
     let (mut last, mut sentences) = (None, Vec::new());
     each(&mut last, client::ours(), |owned| {
@@ -399,8 +401,8 @@ fn of_all(command: &str, request: &FsRequest) -> Result<ExitCode, Failure> {
     last.map_or(Ok(code), Err)
 }
 
-/// Mounts what is at and below a name, as far as the properties ask for it and it is not mounted
-/// yet; parents first, as they are listed.
+/// Mounts a file system and its descendants, as far as their properties allow it and they are not
+/// mounted yet; parents first, in the order of the list.
 fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, Failure> {
     let wanted = ["mounted", "canmount", "mountpoint"].map(str::to_owned).to_vec();
     let types = Some(Types { filesystems: true, ..Types::default() });
@@ -426,7 +428,7 @@ fn unshare(what: Option<String>, command: &str) -> Result<ExitCode, Failure> {
     of_mounts(what, command, "unshare", &FsRequest::Unshare)
 }
 
-/// Asks for something of a mount: by a name, a path, or of everything of all pools.
+/// Sends a request about mounts: of a name, of a path, or of all pools.
 fn of_mounts(
     what: Option<String>,
     command: &str,
@@ -440,7 +442,7 @@ fn of_mounts(
         ask(args::pool(&name), command, request(ToUnmount::Name(name.clone())))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Nothing is looked up on the way: a mount that does not answer can be named all the same.
+    // No component of the path is looked up, so that a mount that does not answer can be named.
     let at = PathBuf::from(&name);
     let at: PathBuf = at.components().collect();
     let (mounted, missing) = all_mounted();

@@ -1,4 +1,4 @@
-//! `userspace` and `groupspace`: tables of owners.
+//! `userspace` and `groupspace`: tables of the space that users and groups use.
 
 use super::{args, ask, owners::Names};
 use crate::{
@@ -11,10 +11,10 @@ use nacre_daemon::failure::Failure;
 use nacre_pool::properties::size::{human, human_bytes};
 use std::cmp::Ordering;
 
-/// What is asked.
+/// A request for the space of owners.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SpaceVerb {
-    /// Of what.
+    /// The file system.
     what: String,
     users: bool,
     groups: bool,
@@ -22,16 +22,16 @@ pub struct SpaceVerb {
     scripted: bool,
     exact: bool,
     fields: Vec<String>,
-    /// Fields, and whether the greatest comes first.
+    /// The sort keys: fields, and whether the order is descending.
     order: Vec<(String, bool)>,
 }
 
 const FIELDS: [&str; 6] = ["type", "name", "used", "quota", "objused", "objquota"];
 
-/// Reads what `clap` has matched; `group`: groups are asked for, unless `-t` says otherwise.
+/// Parses the matched arguments; `group`: groups are the default of `-t`.
 ///
 /// # Errors
-/// A field or type that is none.
+/// A field or type that does not exist.
 pub fn parse(group: bool, matches: &ArgMatches) -> Result<SpaceVerb, Failure> {
     let listed = |name: &str| -> Vec<String> {
         let lists = matches.get_many::<String>(name).into_iter().flatten();
@@ -61,7 +61,7 @@ pub fn parse(group: bool, matches: &ArgMatches) -> Result<SpaceVerb, Failure> {
             "all" => (users, groups) = (true, true),
             "posixuser" | "user" => users = true,
             "posixgroup" | "group" => groups = true,
-            // Identities of SMB: there are none, as on every system without its service.
+            // Identities of SMB do not exist, as on every system without an SMB service.
             "smbuser" | "smbgroup" => {}
             other => return Err(Failure::usage(format!("invalid type '{other}'")).next("all, posixuser, posixgroup")),
         }
@@ -81,10 +81,10 @@ pub fn parse(group: bool, matches: &ArgMatches) -> Result<SpaceVerb, Failure> {
     })
 }
 
-/// Asks and prints.
+/// Requests the owners and prints the table.
 ///
 /// # Errors
-/// Why not.
+/// No such file system, or output that cannot be written.
 pub fn run(order: &SpaceVerb) -> Result<(), Failure> {
     let FsAnswer::Owners(owners) = ask::ask(args::pool(&order.what), "", FsRequest::Owners(order.what.clone()))? else {
         return Ok(());
@@ -123,7 +123,7 @@ fn table(rows: &[(OwnerSpace, String)], order: &SpaceVerb) -> String {
     let exact = order.exact;
     let bytes = |number: u64| if exact { number.to_string() } else { human_bytes(number) };
     let count = |number: u64| if exact { number.to_string() } else { human(number) };
-    // ZFS says 0 to scripts and "none" to people.
+    // ZFS prints 0 for scripts and "none" for people.
     let limit = |limit: Option<String>| limit.unwrap_or_else(|| if exact { "0".to_owned() } else { "none".to_owned() });
     let cell = |(owner, name): &(OwnerSpace, String), field: &String| match field.as_str() {
         "type" => if owner.group { "POSIX Group" } else { "POSIX User" }.to_owned(),

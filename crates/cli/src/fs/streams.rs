@@ -1,5 +1,5 @@
-//! `send`, `receive` and `stream`: their command lines, and what they print. The bytes go through
-//! this process: from the pool's process to standard output, from standard input to it.
+//! `send`, `receive` and `stream`: command lines and output. The bytes pass through this process:
+//! from the pool's process to standard output, from standard input to the pool's process.
 
 use super::{args, ask::ask};
 use crate::{
@@ -20,44 +20,44 @@ use std::{
     process::ExitCode,
 };
 
-/// What to do with streams.
+/// A verb on streams.
 #[derive(Debug)]
 pub enum StreamVerb {
     /// Send snapshots.
     Send {
         /// The pool.
         pool: String,
-        /// What.
+        /// The request.
         what: ToSendStream,
-        /// What is told of it.
+        /// What is printed during the transfer.
         told: Told,
     },
     /// Receive snapshots.
     Receive {
-        /// Where.
+        /// The request.
         what: ToReceive,
-        /// Tell it.
+        /// Print what is received.
         verbose: bool,
     },
-    /// Give up what is half received.
+    /// Abort a partially received stream of this file system.
     Abort(String),
-    /// Show what a stream has.
+    /// Show the content of a stream.
     Dump {
-        /// Each row as well.
+        /// Each record as well.
         verbose: bool,
     },
-    /// Show what a token says.
+    /// Show the content of a resume token.
     Token(String),
 }
 
-/// What is told while a stream is sent.
+/// Output while a stream is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Told {
-    /// What is sent, and how far it is.
+    /// The snapshots, and the progress.
     verbose: bool,
-    /// For scripts.
+    /// In a form for scripts.
     parsable: bool,
-    /// How far it is, as the name of the process.
+    /// The progress, as the name of the process.
     named: bool,
 }
 
@@ -69,7 +69,7 @@ fn help() -> Arg {
     Arg::new("help").long("help").action(ArgAction::Help).help("Print help")
 }
 
-/// The command lines.
+/// Returns the command lines of `send`, `receive` and `stream`.
 pub fn commands() -> [Command; 3] {
     [
         Command::new("send")
@@ -139,10 +139,10 @@ fn value(letter: char, name: &'static str, shown: &'static str, help: &'static s
     Arg::new(name).short(letter).value_name(shown).action(ArgAction::Append).allow_hyphen_values(false).help(help)
 }
 
-/// Reads `send`.
+/// Parses the matched arguments of `send`.
 ///
 /// # Errors
-/// What does not go together.
+/// Options that exclude each other.
 pub fn send(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     let has = |name: &str| matches.get_flag(name);
     if has("skip-missing") && !has("package") {
@@ -189,14 +189,15 @@ pub fn send(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     Ok(StreamVerb::Send { pool, what, told })
 }
 
-/// What `receive -x` refuses, as zfs-receive(8) has it: what a file system is given once and for good. The properties
-/// of encryption are not among them: they are left out of streams that have none.
+/// Properties that `receive -x` refuses, as in zfs-receive(8): they are set at creation and never
+/// change. The properties of encryption are not among them: streams without encryption lack them
+/// anyway.
 const SET_ONCE: [&str; 5] = ["casesensitivity", "normalization", "utf8only", "volblocksize", "volsize"];
 
-/// Reads `receive`.
+/// Parses the matched arguments of `receive`.
 ///
 /// # Errors
-/// A property that is none.
+/// A property that does not exist.
 pub fn receive(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     let has = |name: &str| matches.get_flag(name);
     let into = matches.get_one::<String>("INTO").cloned().unwrap_or_default();
@@ -204,7 +205,7 @@ pub fn receive(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
         return Ok(StreamVerb::Abort(into));
     }
     let mut properties = args::assignments(&texts(matches, "properties"), &format!("cannot receive into '{into}'"))?;
-    // Other tools repeat all properties of the source; this one is the target's own.
+    // Other tools repeat all properties of the source; this one is computed at the target.
     properties.retain(|(name, _)| name != "snapshots_changed");
     let except: Vec<String> = texts(matches, "except").iter().map(|name| args::long_name(name)).collect();
     if let Some(name) = except.iter().find(|name| SET_ONCE.contains(&name.as_str())) {
@@ -227,10 +228,10 @@ pub fn receive(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     Ok(StreamVerb::Receive { what, verbose: has("verbose") })
 }
 
-/// Reads `stream`.
+/// Parses the matched arguments of `stream`.
 ///
 /// # Errors
-/// None of its commands.
+/// No such command.
 pub fn stream(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     match matches.subcommand() {
         Some(("token", matches)) => {
@@ -241,10 +242,10 @@ pub fn stream(matches: &ArgMatches) -> Result<StreamVerb, Failure> {
     }
 }
 
-/// Does it.
+/// Carries out a verb.
 ///
 /// # Errors
-/// Why not.
+/// The failure of a request, a bad token or stream, or output that cannot be written.
 pub fn run(verb: StreamVerb, command: &str) -> Result<ExitCode, Failure> {
     match verb {
         StreamVerb::Send { pool, what, told } => run_send(&pool, what, told, command)?,
@@ -259,7 +260,7 @@ pub fn run(verb: StreamVerb, command: &str) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a token says, in ZFS' form.
+/// Formats the content of a resume token as ZFS does.
 fn contents(resumed: &Resumed) -> String {
     let Resumed { name, guid, from, object, offset, bytes } = resumed;
     let mut text = format!(
@@ -272,7 +273,7 @@ fn contents(resumed: &Resumed) -> String {
     text
 }
 
-/// What is sent, and how much of it there is about.
+/// Formats the planned stream: its snapshots with their estimated sizes.
 fn planned(sent: &SentStream, parsable: bool) -> String {
     let mut text = String::new();
     let mut total = 0_u64;
@@ -308,7 +309,7 @@ fn run_send(pool: &str, what: ToSendStream, told: Told, command: &str) -> Result
         );
     }
     if let Some(token) = what.token.as_ref().filter(|_| !what.saved && (verbose || what.dry && parsable)) {
-        // Also where the snapshot is none of ours: programs ask so what a token says.
+        // Also for snapshots of other pools: programs use this to decode a token.
         let token = ResumeToken::parse(token).map_err(|error| Failure::new(error.to_string()))?;
         let text = contents(&Resumed::of(&token));
         if what.dry { print(&text)? } else { text.lines().for_each(tell_plainly) }
@@ -352,18 +353,18 @@ fn tell_skipped(sent: &SentStream) {
     sent.skipped.iter().for_each(|name| tell(&format!("'{name}' does not have the snapshot, and is passed over")));
 }
 
-/// The name that `ps` and `top` show; of a longer one they show the beginning.
+/// Sets the name that `ps` and `top` show, which is cut to its beginning where it is longer.
 fn name_process(name: &str) {
     if let Ok(name) = std::ffi::CString::new(name) {
-        // Nothing depends on it.
+        // A failure changes only the shown name.
         let _ = rustix::thread::set_name(&name);
     }
 }
 
-/// A line on standard error, without the name of the program: scripts read it.
+/// Writes a line to standard error, without the name of the program: scripts parse it.
 fn tell_plainly(line: &str) {
     use std::io::Write;
-    // Nobody is left to tell when standard error is closed.
+    // Standard error may be closed: nothing can be reported then.
     let _ = writeln!(io::stderr(), "{line}");
 }
 

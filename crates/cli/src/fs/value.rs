@@ -1,4 +1,4 @@
-//! Values as people read them: sizes, ratios, dates. Pure but for the time zone.
+//! Formats values for people: sizes, ratios, dates. Pure except for the time zone.
 
 use nacre_pool::properties::dataset_property;
 use nacre_sys::local_time::local_time;
@@ -6,7 +6,7 @@ use nacre_sys::local_time::local_time;
 const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// A moment by the user's clock, as ZFS shows it: `Fri Nov 20 23:15 2026`.
+/// Formats a time in the local time zone, as ZFS does: `Fri Nov 20 23:15 2026`.
 pub fn date(seconds: i64) -> String {
     let Ok(time) = local_time(seconds) else { return seconds.to_string() };
     let day = DAYS.get(time.weekday as usize).copied().unwrap_or_default();
@@ -14,7 +14,7 @@ pub fn date(seconds: i64) -> String {
     format!("{day} {month} {:>2} {:>2}:{:02} {}", time.day, time.hour, time.minute, time.year)
 }
 
-/// A canonical value of a property, for people or exactly.
+/// Formats a canonical value of a property, for people or exactly.
 pub fn shown(property: &str, value: &str, exact: bool) -> String {
     if exact {
         return value.to_owned();

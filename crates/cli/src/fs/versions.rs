@@ -1,9 +1,9 @@
-//! `versions` and `restore`: what a file was in the snapshots of its file system, and that again.
+//! `versions` and `restore`: versions of a file in the snapshots of its file system.
 //!
-//! Invariants: what is restored takes its place in one rename, with content, owner, mode, times and
-//! attributes, and is durable then. No link is followed below the file system, in the snapshot or
-//! on the way back: whose files these are may exchange directories for links meanwhile. Only a
-//! place that is named (`TO`) is looked up as any path.
+//! Invariants: a restored file replaces the current one in one rename, with content, owner, mode,
+//! times and attributes, and is durable then. No link is followed below the file system, neither in
+//! the snapshot nor at the target: the owner of the files may exchange directories for links
+//! meanwhile. Only a target that is named (`TO`) is looked up as any path.
 
 use super::{
     args,
@@ -35,10 +35,10 @@ use std::{
     process::ExitCode,
 };
 
-/// What to do with versions.
+/// A verb on versions of files.
 #[derive(Debug)]
 pub enum VersionsVerb {
-    /// Show those of a file.
+    /// Show the versions of a file.
     Show {
         /// The file.
         file: PathBuf,
@@ -47,16 +47,16 @@ pub enum VersionsVerb {
         /// Exact numbers.
         exact: bool,
     },
-    /// Make a file what it was.
+    /// Restore a version of a file.
     Restore {
         /// The file, `@`, the snapshot.
         version: OsString,
-        /// Where to; `None`: where it was.
+        /// Target; `None`: the original path.
         to: Option<PathBuf>,
     },
 }
 
-/// The command lines.
+/// Returns the command lines of `versions` and `restore`.
 pub fn commands() -> [Command; 2] {
     [
         Command::new("versions")
@@ -73,22 +73,22 @@ pub fn commands() -> [Command; 2] {
     ]
 }
 
-/// Reads `versions`.
+/// Parses the matched arguments of `versions`.
 pub fn show(matches: &ArgMatches) -> VersionsVerb {
     let file = matches.get_one::<OsString>("FILE").cloned().unwrap_or_default().into();
     VersionsVerb::Show { file, scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact") }
 }
 
-/// Reads `restore`.
+/// Parses the matched arguments of `restore`.
 pub fn restore(matches: &ArgMatches) -> VersionsVerb {
     let version = matches.get_one::<OsString>("VERSION").cloned().unwrap_or_default();
     VersionsVerb::Restore { version, to: matches.get_one::<PathBuf>("TO").cloned() }
 }
 
-/// Does it.
+/// Carries out a verb.
 ///
 /// # Errors
-/// Why not.
+/// No such file or version, or the error of an operation on it.
 pub fn run(verb: &VersionsVerb) -> Result<ExitCode, Failure> {
     match verb {
         VersionsVerb::Show { file, scripted, exact } => print(&table(file, *scripted, *exact)?)?,
@@ -97,7 +97,7 @@ pub fn run(verb: &VersionsVerb) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where a file is: its file system, where that is mounted, and the path below.
+/// Location of a file: its file system, the mount point of that, and the path below it.
 struct Located {
     filesystem: String,
     root: PathBuf,
@@ -107,7 +107,7 @@ struct Located {
 fn locate(file: &Path) -> Result<Located, Failure> {
     let failed = |error: &io::Error| Failure::io("cannot find", path_text(file), error);
     let whole = std::path::absolute(file).map_err(|error| failed(&error))?;
-    // The file itself may be gone, or be a link: its directory is looked up.
+    // The file itself may be deleted, or be a link: its directory is looked up.
     let (Some(directory), Some(name)) = (whole.parent(), whole.file_name()) else {
         return Err(Failure::new(format!("'{}' names no file", path_text(file))));
     };
@@ -129,12 +129,12 @@ impl Located {
         self.root.join(Self::inside(snapshot)).join(&self.below)
     }
 
-    /// Where a snapshot is below the file system.
+    /// Returns the path of a snapshot below the file system's root.
     fn inside(snapshot: &OsStr) -> PathBuf {
         Path::new(".zfs/snapshot").join(snapshot)
     }
 
-    /// Opens what lies below the file system, whatever leads nowhere else.
+    /// Opens a path below the file system's root; links are not followed.
     fn open(&self, below: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let root = rustix::fs::open(&self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -142,7 +142,7 @@ impl Located {
         Ok(rustix::fs::openat2(&root, below, flags, Mode::empty(), within)?)
     }
 
-    /// The snapshots in the order of their taking.
+    /// Returns the names of the snapshots in the order of creation.
     fn snapshots(&self) -> Result<Vec<String>, Failure> {
         let types = Types { snapshots: true, ..Types::default() };
         let listing = Listing {
@@ -158,7 +158,7 @@ impl Located {
     }
 }
 
-/// What does not change without the file.
+/// Returns the metadata that change with every change of a file.
 fn told(metadata: &Metadata) -> impl PartialEq + use<> {
     let times = (metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec());
     (times, metadata.size(), metadata.mode(), metadata.uid(), metadata.gid())
@@ -240,7 +240,7 @@ fn bring_back(version: &OsStr, to: Option<&Path>) -> Result<(), Failure> {
     replace(&File::from(source), &metadata, directory.map_err(failed)?.as_fd(), called).map_err(failed)
 }
 
-/// A name of a directory becomes a copy of a file.
+/// Replaces a directory entry by a copy of a file.
 fn replace(source: &File, metadata: &Metadata, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     let temporary = format!(".nacre-restore-{}", std::process::id());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -248,14 +248,15 @@ fn replace(source: &File, metadata: &Metadata, directory: BorrowedFd<'_>, name: 
     let done = copy(source, metadata, &File::from(target))
         .and_then(|()| Ok(rustix::fs::renameat(directory, &temporary, directory, name)?));
     if done.is_err() {
-        // What went wrong is told; a part that cannot be taken away either has a name that says what it is.
+        // The original error is returned; a partial file that cannot be removed either has a
+        // telling name.
         let _ = rustix::fs::unlinkat(directory, &temporary, AtFlags::empty());
     }
     done?;
     Ok(rustix::fs::fsync(directory)?)
 }
 
-/// A file with all that belongs to it.
+/// Copies a file with its content, owner, mode, times and attributes.
 fn copy(mut source: &File, metadata: &Metadata, mut target: &File) -> io::Result<()> {
     io::copy(&mut source, &mut target)?;
     let same_owner = target.metadata().is_ok_and(|now| (now.uid(), now.gid()) == (metadata.uid(), metadata.gid()));

@@ -1,6 +1,6 @@
-//! All metrics of this moment, as they are asked for: mounts, cages, unions and pools.
+//! The current metrics of mounts, cages, unions and pools.
 //!
-//! Used by `nacre metrics`, once or for each request, and by `nacre top`.
+//! Used by `nacre metrics`, once or for each HTTP request, and by `nacre top`.
 
 use super::pools;
 use crate::{cage, status, union};
@@ -14,7 +14,7 @@ use nacre_daemon::{
 };
 use std::path::PathBuf;
 
-/// Everything at one moment.
+/// The figures of mounts, pools and cages at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Everything {
     pub mounts: Vec<Report>,
@@ -24,7 +24,7 @@ pub struct Everything {
 
 impl Everything {
     /// Asks all mounts and pools, or these mounts alone. Those that do not answer in time are left
-    /// out, and told where that is wanted.
+    /// out, and reported to the user where `told` is set.
     ///
     /// # Errors
     /// A mount point where nothing of ours is mounted.
@@ -43,7 +43,7 @@ impl Everything {
         Ok(Everything { mounts, pools, cages })
     }
 
-    /// As Prometheus text.
+    /// Returns the figures as Prometheus text.
     pub fn text(&self, up: &[(String, bool)]) -> String {
         let branches: Vec<_> = self.mounts.iter().flat_map(|report| report.branches.clone()).collect();
         pools::up(up)
@@ -54,13 +54,13 @@ impl Everything {
     }
 }
 
-/// The text of this moment.
+/// Gathers the current figures as Prometheus text.
 ///
 /// # Errors
 /// As [`Everything::gather`].
 pub fn text(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<String, Failure> {
     let everything = Everything::gather(mountpoints, everybody, told)?;
-    // Later than the rest: one that is just being exported is gone by then.
+    // Read last: the entry of a pool that is just being exported is gone by then.
     let up = if mountpoints.is_empty() { expected::there() } else { Vec::new() };
     Ok(everything.text(&up))
 }

@@ -1,9 +1,9 @@
-//! `nacre metrics --listen`: the figures over HTTP, for Prometheus.
+//! `nacre metrics --listen`: serves the metrics over HTTP, for Prometheus.
 //!
-//! It answers `GET /metrics` and nothing else, one request for each connection. Invariants: a
-//! request has [`HEAD_MOST`] bytes and a connection [`PATIENCE`] at most; [`CONNECTIONS_MOST`] are
-//! served at one time, others are turned away; figures are gathered for one request at a time, and
-//! those of the last second serve all that come meanwhile.
+//! It answers `GET /metrics` and nothing else, one request per connection. Invariants: a request
+//! has [`HEAD_MOST`] bytes and a connection [`PATIENCE`] at most; at most [`CONNECTIONS_MOST`] are
+//! served at one time, others are refused; figures are gathered for one request at a time, and
+//! requests within a second share them.
 
 use crate::clock;
 use nacre_daemon::failure::Failure;
@@ -18,18 +18,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest request, bytes: a line and its headers.
+/// Maximum length of a request, bytes: a line and its headers.
 const HEAD_MOST: usize = 8 << 10;
-/// How long a client may take to ask, and as long to take the answer.
+/// Deadline for a client to send its request, and again to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections that are served at one time.
+/// Maximum number of connections that are served at one time.
 const CONNECTIONS_MOST: usize = 16;
-/// How old figures may be.
+/// Maximum age of shared figures.
 const FRESH: Duration = Duration::from_secs(1);
-/// What a thread has for its stack, bytes: answers of mounts are nested.
+/// Stack size of a thread, bytes: answers of mounts are nested.
 const STACK: usize = 1 << 20;
 
-/// The address of a word: `[ADDRESS:]PORT`; only this machine where it names no address.
+/// Parses `[ADDRESS:]PORT`; the loopback address where no address is given.
 pub fn address(word: &str) -> Option<SocketAddr> {
     match word.parse::<u16>() {
         Ok(port) => Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
@@ -39,10 +39,10 @@ pub fn address(word: &str) -> Option<SocketAddr> {
 
 type Text = Box<dyn Fn() -> Result<String, Failure> + Send + Sync>;
 
-/// What connections share.
+/// State that all connections share.
 struct Server {
     text: Text,
-    /// The last text, and when it was made.
+    /// The last text, and the time of its making.
     last: Mutex<Option<(Instant, Arc<String>)>>,
     connections: AtomicUsize,
 }
@@ -60,13 +60,13 @@ pub fn serve(address: SocketAddr, text: Text) -> Result<(), Failure> {
     loop {
         match listener.accept() {
             Ok((stream, _)) => begin(&server, stream),
-            // The client has given up; or there are no descriptors for a moment.
+            // The client has closed the connection, or no descriptors are available for a moment.
             Err(_) => clock::pause(Duration::from_millis(10)),
         }
     }
 }
 
-/// A connection that is served; counted as long as it lives.
+/// A served connection; counted until it is dropped.
 struct Connection(Arc<Server>);
 
 impl Drop for Connection {
@@ -80,7 +80,7 @@ fn begin(server: &Arc<Server>, mut stream: TcpStream) {
     let connection = Connection(Arc::clone(server));
     if others >= CONNECTIONS_MOST {
         let _ = stream.set_nonblocking(true);
-        // Whoever does not take it at once gets none.
+        // A client that does not read the answer at once gets none.
         let _ = stream.write_all(&response("503 Service Unavailable", "", "too many at once\n"));
         return;
     }
@@ -90,9 +90,9 @@ fn begin(server: &Arc<Server>, mut stream: TcpStream) {
             Err(Refused::Silent) => return,
             Err(Refused::TooLong) => response("431 Request Header Fields Too Large", "", "too long\n"),
         };
-        // Whoever does not take it has gone.
+        // An error means that the client has closed the connection or missed the deadline.
         let _ = send(&stream, &answer, clock::now() + PATIENCE);
-        // What is still to be read would make the kernel take back what was sent.
+        // Unread input would make the kernel reset the connection and discard the sent answer.
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
         let _ = (&stream).take(HEAD_MOST as u64).read_to_end(&mut Vec::new());
@@ -102,12 +102,12 @@ fn begin(server: &Arc<Server>, mut stream: TcpStream) {
 }
 
 enum Refused {
-    /// Nothing, or not in time.
+    /// No complete request before the deadline.
     Silent,
     TooLong,
 }
 
-/// Reads to the end of the headers.
+/// Reads a request to the end of its headers.
 fn request(mut stream: &TcpStream, until: Instant) -> Result<Vec<u8>, Refused> {
     let (mut head, mut buffer) = (Vec::new(), [0; 1024]);
     loop {
@@ -171,7 +171,7 @@ impl Server {
         }
         match self.figures() {
             Ok(text) => response("200 OK", "", &text),
-            // Paths are nobody's business who asks from far away.
+            // Error texts contain paths, which remote clients must not see.
             Err(_) => response("500 Internal Server Error", "", "the figures cannot be gathered\n"),
         }
     }

@@ -1,4 +1,4 @@
-//! The part of `nacre metrics` that tells of pools. Pure.
+//! The metrics of pools in `nacre metrics`. Pure.
 
 use super::{escape, fraction, head, histogram, sample};
 use nacre_admin::{
@@ -6,10 +6,10 @@ use nacre_admin::{
     pool::{DeviceFigures, Phase, Status},
 };
 
-/// A figure of a pool: its name, its kind, its help, and its value.
+/// A metric of a pool: its name, its kind, its help, and its value.
 type Family = (&'static str, &'static str, &'static str, fn(&Status) -> Option<String>);
 
-/// What a scrub found is told once there was one.
+/// Returns a result of the last scrub; nothing where there was none.
 fn scrubbed(pool: &Status, value: u64) -> Option<String> {
     (pool.scrub.phase != Phase::Never).then(|| value.to_string())
 }
@@ -57,10 +57,10 @@ const FAMILIES: &[Family] = &[
     ("nacre_pool_scrub_total_bytes", "gauge", "What there was to look at.", |pool| scrubbed(pool, pool.scrub.total)),
 ];
 
-/// What a pool can be, in the words of ZFS.
+/// The states of a pool in the words of ZFS.
 const STATES: [&str; 3] = ["ONLINE", "DEGRADED", "SUSPENDED"];
 
-/// The text for pools, by whether their processes are there.
+/// Returns the metric that reports whether the pools' processes are running.
 pub fn up(pools: &[(String, bool)]) -> String {
     let mut text = String::new();
     if !pools.is_empty() {
@@ -72,7 +72,7 @@ pub fn up(pools: &[(String, bool)]) -> String {
     text
 }
 
-/// The text for what pools tell of themselves.
+/// Returns the metrics of pools as Prometheus text.
 pub fn text(pools: &[Status]) -> String {
     let mut text = String::new();
     if pools.is_empty() {
@@ -111,8 +111,8 @@ fn of_device(pool: &Status, device: &DeviceFigures) -> String {
     format!("{},device=\"{}\"", labels(pool), escape(device.name()))
 }
 
-/// Places of powers of two as upper bounds in nanoseconds: every second one, so that there are not
-/// too many; the last place has no bound.
+/// Converts a histogram over powers of two to upper bounds in nanoseconds; two powers make a
+/// bucket, which limits their number. The last bucket has no bound.
 fn buckets(places: &[u64], unit: u64) -> Vec<(Option<u64>, u64)> {
     let mut buckets = Vec::new();
     let last = places.len().saturating_sub(1);
@@ -151,7 +151,7 @@ fn cache(text: &mut String, pools: &[Status]) {
     }
 }
 
-/// What is told of each device, by what is counted: name, kind, help, and values with a label each.
+/// A metric of each device: name, kind, help, and values with a label each.
 type OfDevice = (&'static str, &'static str, &'static str, fn(&DeviceFigures) -> Vec<(&'static str, u64)>);
 
 const OF_DEVICES: &[OfDevice] = &[
@@ -195,7 +195,7 @@ fn devices(text: &mut String, pools: &[Status]) {
                     DeviceRequest::Read => ("read", counts.read_time),
                     DeviceRequest::Write => ("write", counts.write_time),
                     DeviceRequest::Sync => ("sync", counts.sync_time),
-                    // How long these take together is not counted.
+                    // The total time of trims is not counted.
                     DeviceRequest::Trim => continue,
                 };
                 let labels = format!("{},operation=\"{word}\"", of_device(pool, device));
