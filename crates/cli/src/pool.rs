@@ -1,5 +1,5 @@
-//! `nacre pool` and `zpool`: the command line ([`command`], [`verb`]) and what is printed. The
-//! process that owns a pool is in `nacre_daemon::pool`, what the verbs mean in `nacre_admin`.
+//! `nacre pool` and `zpool`: the command line ([`command`], [`verb`]) and the output. The process
+//! that owns a pool is in `nacre_daemon::pool`, the meaning of the verbs in `nacre_admin`.
 
 mod args;
 mod called;

@@ -1,4 +1,5 @@
-//! `mount -o remount,...`: other flags for a mount of ours, never a second daemon.
+//! `mount -o remount,...`: changes the flags of an existing mount, and never starts a second
+//! process.
 //!
 //! [`flags`] is pure. A mount served through FUSE is changed as a whole (mount and superblock); one
 //! that the kernel serves alone shares its superblock with the source, so only the mount itself is
@@ -18,7 +19,7 @@ use rustix::mount::{MountFlags, mount_remount};
 /// Carries out the command.
 ///
 /// # Errors
-/// No mount of ours there, a change that it cannot take, or what the kernel says.
+/// No mount of ours there, a flag that cannot be changed, or the kernel's error.
 pub fn run(remount: &Remount) -> Result<(), Failure> {
     let mountpoint = control::lexical(&remount.mountpoint)?;
     let text = path_text(&mountpoint);
@@ -41,7 +42,7 @@ pub fn run(remount: &Remount) -> Result<(), Failure> {
     mount_remount(&mountpoint, flags, c"").map_err(|error| Failure::io("cannot remount", text, &error.into()))
 }
 
-/// Whether it is a file system of a pool that is imported.
+/// Returns whether the mount is a file system of an imported pool.
 fn is_of_a_pool(entry: &mountinfo::MountEntry) -> bool {
     let pool = entry.source.to_str().and_then(|source| source.split(['/', '@']).next());
     entry.kind == "fuse.nacre" && pool.is_some_and(|pool| nacre_daemon::pool::client::find(pool).is_some())

@@ -1,4 +1,4 @@
-//! Carries out what the command line asked for: the end of everything pure.
+//! Carries out plans and commands.
 
 use crate::{
     bench, cage,
@@ -28,18 +28,20 @@ use std::{
     process::ExitCode,
 };
 
-/// The whole program.
+/// The main function of the program.
 pub fn main() -> ExitCode {
-    // Whoever starts us may ignore the ends of children; we wait for ours. No child, no thread yet.
+    // The parent may have set SIGCHLD to be ignored; this program waits for its children. No child,
+    // no thread yet.
     if let Err(error) = nacre_sys::signals::keep_ended_children() {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
     }
-    // What this process became it has from itself; what a service was given, from one before it.
+    // A process that has replaced itself (exec) finds its own handoff state, a service that of the
+    // process before it.
     if let Some(left) = handover::left().or_else(service::left::find) {
         return finish("nacre", left.and_then(guardian::go_on).map(|()| ExitCode::SUCCESS));
     }
     if let Some(start) = nacre_daemon::pool::serves() {
-        // Who was called as `zpool` speaks as such, on behalf of whom this process is started.
+        // The process that serves a pool reports errors by the name of its caller (`zpool`).
         let program = start.as_ref().map_or("nacre", |start| start.program());
         return finish(
             program,
@@ -70,7 +72,7 @@ pub fn main() -> ExitCode {
             });
             match done {
                 Err(failure) if may_be_missing && failure.exit == Exit::NotFound => {
-                    // A notice that nobody can read is not worth failing for.
+                    // A notice that cannot be written is no failure.
                     let _ = writeln!(io::stderr(), "{program}: {failure}; left out (nofail)");
                     ExitCode::SUCCESS
                 }
@@ -82,7 +84,7 @@ pub fn main() -> ExitCode {
         Personality::Nacre if arguments.first().is_some_and(|verb| verb == MERGERFS) => {
             as_mergerfs(arguments.into_iter().skip(1).collect())
         }
-        // `nacre fuse-overlayfs ...` and `nacre bindfs ...` are these in everything but the name.
+        // `nacre fuse-overlayfs ...` and `nacre bindfs ...` behave as the programs of these names.
         Personality::Nacre if arguments.first().is_some_and(|verb| verb == FUSE_OVERLAYFS) => {
             as_overlay(arguments.into_iter().skip(1).collect())
         }
@@ -117,8 +119,8 @@ fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
             if let Some(failure) = pool::zfs_usage::wrong(&error, &table, &arguments) {
                 return failure.report("nacre");
             }
-            // Help and the version come here, too; nobody is left to tell when the output is
-            // closed.
+            // Help and the version come here, too; an error of the closed output cannot be
+            // reported.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
@@ -140,7 +142,7 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
             status::hint_at_other_users(&view, &mountpoints);
         }
         Invocation::Upgrade { program, mountpoints } => {
-            // A notice that nobody can read is not worth failing for.
+            // A notice that cannot be written is no failure.
             let tell = |line: &String| drop(writeln!(io::stderr(), "nacre: {line}"));
             upgrade::run(&mountpoints, program.as_deref())?.iter().for_each(tell);
         }
@@ -201,7 +203,7 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Looks for the source of a mount before a process is started for it.
+/// Checks for the source of a mount before a process is started for it.
 fn find_source(plan: &Plan) -> Result<(), Failure> {
     match plan {
         Plan::Mount(plan) => serve::find_source(plan),
@@ -211,7 +213,7 @@ fn find_source(plan: &Plan) -> Result<(), Failure> {
 }
 
 fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
-    // What nobody can read is not worth failing for.
+    // A notice that cannot be written is no failure.
     let tell = |line: &String| drop(writeln!(io::stderr(), "{}: {line}", plan.program));
     let background = background::is_background();
     if !background {
@@ -227,7 +229,7 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
     if serve::is_there(plan)? {
         return Ok(ExitCode::SUCCESS);
     }
-    // Told when there is a mount that they are true of.
+    // Printed once the mount that they describe exists.
     let notices = serve::notices(plan);
     let reason = match serve::without_daemon(plan)? {
         Served::Done => {
@@ -250,7 +252,7 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
     Ok(code)
 }
 
-/// bindfs' help: the options under their headings.
+/// Returns bindfs' help: the options under their headings.
 fn help(program: &str) -> String {
     let mut text = format!(
         "Usage: {program} [options] SOURCE MOUNTPOINT\n\nShows a directory at a second place, with other owners, modes and rules.\n"

@@ -1,7 +1,7 @@
-//! All options of a command line together: folded in the order given, the last one winning.
+//! The settings of a command line: all given options folded in order, the last one winning.
 //!
-//! Called by [`crate::plan`] and its kin. Pure. What each option sets is in its row
-//! ([`crate::options`]); what can only be said when all are known, in [`Settings::fold`].
+//! Called by [`crate::plan`] and the other planners. Pure. The effect of each option is in its row
+//! ([`crate::options`]); checks that need all options are in [`Settings::fold`].
 
 use crate::{
     cage::settings::CageSettings,
@@ -16,10 +16,10 @@ use nacre_daemon::{
 use nacre_stack::spec::{HostSpec, LayerSpec, RemapSpec, ThrottleSpec, TraceLevel, TraceSpec, XattrPolicy};
 use std::path::PathBuf;
 
-/// All options together.
+/// The settings of a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The directory below; its source is filled in by the plan.
+    /// The host directory; its source is filled in by the plan.
     pub host: HostSpec,
     /// Owners, modes, rules.
     pub remap: RemapSpec,
@@ -29,7 +29,7 @@ pub struct Settings {
     pub cage: CageSettings,
     /// The mount itself.
     pub door: Door,
-    /// What serves it.
+    /// The engine that serves the mount.
     pub engine: Engine,
     /// `-f`.
     pub foreground: bool,
@@ -53,15 +53,13 @@ pub struct Settings {
     pub log_target: Option<LogTarget>,
     /// `--daemon`.
     pub daemon: Option<String>,
-    /// The flags of the mount that were named, as words, in the order given: what a remount
-    /// changes.
+    /// The named flags of the mount, as words, in the order given: a remount changes these.
     pub flags: Vec<&'static str>,
-    /// The first option given that belongs to a layer, as it is written: `nacre mount` has no use
-    /// for it.
+    /// The first given option of a layer, as it is written: `nacre mount` refuses it.
     pub layer_option: Option<&'static str>,
-    /// The first option given that only a cage has.
+    /// The first given option that only a cage has.
     pub cage_option: Option<&'static str>,
-    /// Things worth a line on standard error.
+    /// Warnings for standard error.
     pub warnings: Vec<String>,
     /// `--user`, `--owner`: weaker than `--force-user`.
     pub deprecated_user: Option<String>,
@@ -76,7 +74,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Folds the options as given.
+    /// Folds the given options.
     ///
     /// # Errors
     /// A value that does not fit its option, or options that exclude each other.
@@ -98,16 +96,16 @@ impl Settings {
         (row.set)(self, Value { row, given: &given.value })
     }
 
-    /// The mount, and notes that this flag of it was named.
+    /// Returns the settings of the mount, and records that this flag was named.
     pub fn flag(&mut self, word: &'static str) -> &mut Door {
         self.flags.push(word);
         &mut self.door
     }
 
-    /// An owner, by an option that has another name now.
+    /// Returns the owner of an option that has been renamed, and records a warning.
     ///
     /// # Errors
-    /// None is named.
+    /// The owner is empty.
     pub fn deprecated(&mut self, value: Value<'_>, instead: &str) -> Result<String, Failure> {
         let warning = format!("--{} is deprecated: write --{instead}", value.row.name);
         if !self.warnings.contains(&warning) {
@@ -116,10 +114,10 @@ impl Settings {
         value.owner()
     }
 
-    /// Whether one process can be all that was asked for.
+    /// Checks the options of the process.
     ///
     /// # Errors
-    /// It is to be in the foreground, and to serve others, too.
+    /// Foreground and a shared process exclude each other.
     pub fn check_process(&self) -> Result<(), Failure> {
         match &self.daemon {
             Some(_) if self.foreground => {
@@ -130,7 +128,7 @@ impl Settings {
         }
     }
 
-    /// What can only be said when everything is known.
+    /// Checks and derives settings that need all options.
     fn settle(&mut self) -> Result<(), Failure> {
         self.check_process()?;
         let remap = &mut self.remap;
@@ -163,8 +161,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The layers from the bottom up. Rules are there even where none was given yet, so that they
-    /// can be given later (`nacre reload`); other layers that would change nothing are left out.
+    /// Returns the layers from the bottom up. Rules are a layer even where none is given, so that
+    /// they can be set later (`nacre reload`); other layers without effect are left out.
     pub fn layers(&self, source: PathBuf) -> Vec<LayerSpec> {
         let host = HostSpec { source, noatime: self.door.atime == Some(Atime::No), ..self.host.clone() };
         let mut layers = vec![LayerSpec::Host(host), LayerSpec::Remap(Box::new(self.remap.clone()))];
@@ -177,7 +175,7 @@ impl Settings {
         layers
     }
 
-    /// What to log: as asked for, everything with `-d`.
+    /// Returns the verbosity of the log: the given one, everything with `-d`.
     pub fn verbosity(&self) -> Option<Verbosity> {
         self.log.or(self.debug.then_some(Verbosity::Debug))
     }

@@ -22,9 +22,9 @@ use std::{
     time::Duration,
 };
 
-/// So long a mount may be there before its control socket is.
+/// Maximum time between the start of a mount and its control socket.
 const BEING_MADE: Duration = Duration::from_millis(300);
-/// The file in the runtime directory that notes that the hint about mounts of other users was given.
+/// File in the runtime directory that records that the hint about mounts of other users was given.
 const OTHER_USERS_HINT: &str = "other-users.hint";
 
 const COLUMNS: &[Column<Report>] = &[
@@ -64,7 +64,7 @@ fn number(number: u64, exact: bool) -> String {
     if exact { number.to_string() } else { columns::count(number) }
 }
 
-/// Carries out the command; the text to print.
+/// Carries out the command; returns the text to print.
 ///
 /// # Errors
 /// A column that does not exist, a mount point where nothing of ours is mounted.
@@ -103,7 +103,8 @@ pub fn hint_at_other_users(view: &View, mountpoints: &[PathBuf]) {
     );
 }
 
-/// Whether the hint was printed on a terminal before; notes that it is now. Where that cannot be noted, it is printed again.
+/// Returns whether the hint was printed on a terminal before, and records it. Where that cannot be
+/// recorded, it is printed again.
 fn was_hinted() -> bool {
     let Ok(directory) = runtime::own() else { return false };
     let note = directory.join(OTHER_USERS_HINT);
@@ -114,7 +115,8 @@ fn was_hinted() -> bool {
     noted.is_err_and(|error| error.kind() == std::io::ErrorKind::AlreadyExists)
 }
 
-/// The mounts asked for, all where none is named.
+/// Gathers the reports of these mounts, of all where none is named; mounts that do not answer are
+/// reported.
 ///
 /// # Errors
 /// A mount point where nothing of ours is mounted.
@@ -122,7 +124,7 @@ pub fn gather(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<Report>, F
     gather_and(mountpoints, everybody, true)
 }
 
-/// The same; nobody is told of what does not answer.
+/// Gathers the reports as [`gather`] does, without reporting mounts that do not answer.
 ///
 /// # Errors
 /// A mount point where nothing of ours is mounted.
@@ -133,7 +135,7 @@ pub fn gather_silently(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<R
 fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Vec<Report>, Failure> {
     let (mut found, mut unheard) = ask(mountpoints, everybody);
     if !unheard.mute.is_empty() {
-        // One that is being made has no socket for a moment.
+        // A mount that is being created has no socket for a moment.
         clock::pause(BEING_MADE);
         (found, unheard) = ask(mountpoints, everybody);
     }
@@ -187,26 +189,28 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
     Ok(chosen)
 }
 
-/// Mounts of other users than root in the table of mounts. Their processes are not asked: they could make root wait.
+/// Returns the number of mounts of other users than root in the mount table. Their processes are
+/// not asked: they could make root wait.
 fn foreign_mounts() -> usize {
-    // Without a table of mounts, none are known.
+    // Without a mount table, none are known.
     let mounts = mountinfo::read().unwrap_or_default();
     mounts.iter().filter(|entry| entry.is_served() && entry.user() != Some(0)).count()
 }
 
-/// The mounts that answer, and those that do not, as far as the kernel can be asked.
+/// Asks the mounts; returns the answers, and the mounts without one, as far as the kernel reports
+/// them.
 fn ask(mountpoints: &[PathBuf], everybody: bool) -> (FoundMounts, Unheard) {
     let found = match mountpoints {
         [] => control::find(&Whose::told(everybody)),
         named => control::find_at(named),
     };
-    // To ask a mount whose process is stuck would be to wait for it.
+    // A mount whose process is stuck would block statfs.
     let all_answer = found.silent.is_empty() && found.taken_over.is_empty() && found.is_whole;
     let unheard = if all_answer { unheard(&found.peers) } else { Unheard::default() };
     (found, unheard)
 }
 
-/// What is said of a mount that works and has no control socket.
+/// Returns the notice about a mount that works but has no control socket.
 fn tell_mute(place: &str) -> String {
     let directory = path_text(&runtime::ours());
     format!(
@@ -214,28 +218,29 @@ fn tell_mute(place: &str) -> String {
     )
 }
 
-/// Mounts of ours that no socket answers for, by where they are.
+/// Mounts of nacre without an answering control socket, by their mount points.
 #[derive(Default)]
 struct Unheard {
-    /// Nobody serves them any more.
+    /// Their process has ended.
     dead: Vec<String>,
-    /// They are served, by nacre under its own name (others may be another program's).
+    /// They are served under the type `fuse.nacre` (mounts of other types may be another
+    /// program's).
     mute: Vec<String>,
 }
 
-/// Asks the kernel about mounts of ours that are not among those that answer.
+/// Checks mounts of nacre that are not among the answering ones with statfs.
 fn unheard(served: &[Peer]) -> Unheard {
     use rustix::io::Errno;
     let own = Some(rustix::process::geteuid().as_raw());
     let mut unheard = Unheard::default();
-    // Without a table of mounts, there are none to tell of.
+    // Without a mount table, there are none to report.
     for entry in mountinfo::read().unwrap_or_default() {
         let text = path_text(&entry.mountpoint);
         if !entry.is_served() || entry.user() != own || served.iter().any(|peer| peer.report.mountpoint == text) {
             continue;
         }
-        // Attributes may be answered from what the kernel has kept; this is always asked. A command serves nothing
-        // itself.
+        // Attributes may be answered from the kernel's cache; statfs is always a request. This
+        // process serves no mount itself, so it cannot wait for itself.
         match rustix::fs::statfs(&entry.mountpoint) {
             Ok(_) if entry.kind == "fuse.nacre" => unheard.mute.push(text),
             Err(Errno::NOTCONN) => unheard.dead.push(text),
@@ -245,7 +250,8 @@ fn unheard(served: &[Peer]) -> Unheard {
     unheard
 }
 
-/// Other users' daemons may say anything: nothing of it may reach a terminal as a command.
+/// Escapes texts of a report: other users' processes may send anything, and no control sequence may
+/// reach a terminal.
 fn sanitised(mut report: Report) -> Report {
     let clean = |text: &mut String| {
         if text.chars().any(char::is_control) {
@@ -364,13 +370,14 @@ fn detail(report: &Report, exact: bool) -> String {
     text
 }
 
-/// Requests of the mount's own threads to itself that are not answered.
+/// Lists unanswered requests of the mount's own threads to the mount itself.
 fn waiting(report: &Report) -> String {
     let waiting: Vec<String> = report.waiting.iter().map(ToString::to_string).collect();
     waiting.join("; ")
 }
 
-/// Whether the mount goes on when its process dies; nothing where nobody asked for that.
+/// Describes whether the mount survives the death of its process; empty where survival was not
+/// requested.
 fn survives(report: &Report) -> String {
     report.survives.as_ref().map(Survives::text).unwrap_or_default()
 }
@@ -406,12 +413,13 @@ fn operations(operations: &[OperationReport], exact: bool) -> String {
     columns::aligned(&headings, &rows, false)
 }
 
-/// A time in the one unit of the table.
+/// Formats a time in the one unit of the table.
 fn microseconds(ns: u64) -> String {
     format!("{}.{} us", ns / 1000, ns % 1000 / 100)
 }
 
-/// How the mount notices changes of the source: the word of `--coherence`, and its meaning.
+/// Describes how the mount notices changes of the source: the word of `--coherence`, and its
+/// meaning.
 fn coherence(word: &str) -> String {
     let meaning = match word {
         "exclusive" => "the source changes through this mount only",
@@ -422,7 +430,7 @@ fn coherence(word: &str) -> String {
     format!("{word} ({meaning})")
 }
 
-/// The upper bound of the bucket that the given percentage of requests did not exceed.
+/// Returns the upper bound of the bucket that contains this percentile of the latencies.
 fn quantile(operation: &OperationReport, percent: u64) -> Option<u64> {
     let total: u64 = operation.latency.iter().map(|(_, requests)| requests).sum();
     let wanted = total.checked_mul(percent)?.div_ceil(100);

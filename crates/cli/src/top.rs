@@ -1,7 +1,7 @@
-//! `nacre top`: what mounts, pools and cages do, again and again.
+//! `nacre top`: the activity of mounts, pools and cages, repeatedly.
 //!
-//! On a terminal by [`screen`]; as plain tables for scripts here. [`frame`] is pure; [`run`] asks,
-//! prints and waits.
+//! On a terminal by [`screen`]; as plain tables for scripts here. [`frame`] is pure; [`run`]
+//! gathers, prints and waits.
 
 mod screen;
 pub mod tables;
@@ -20,20 +20,20 @@ use std::{
 };
 use tables::{Looks, Tab};
 
-/// What is to be watched, and how.
+/// Objects to watch, and the form of the tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopOrder {
     /// As plain tables, also on a terminal.
     pub batch: bool,
-    /// How many plain tables; `None`: until interrupted.
+    /// Number of plain tables; `None`: until interrupted.
     pub rounds: Option<u64>,
-    /// Seconds in between.
+    /// Seconds between tables.
     pub interval: f64,
-    /// Which table.
+    /// The table.
     pub tab: Tab,
-    /// Other users' as well.
+    /// Include mounts of other users.
     pub everybody: bool,
-    /// Which mounts; empty: all, and pools.
+    /// The mount points; empty: all, and pools.
     pub mountpoints: Vec<PathBuf>,
 }
 
@@ -70,7 +70,7 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
         }
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            // Whoever reads us has seen enough.
+            // The reader needs no more.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             written => written.map_err(|error| Failure::io("cannot write", "the table", &error))?,
         }
@@ -83,7 +83,7 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
     }
 }
 
-/// One table, the most active mounts first: rates since `before`, totals where there is none.
+/// Formats one table, the most active mounts first: rates since `before`, totals without it.
 fn frame(before: &[Report], now: &[Report], seconds: Option<f64>, bold: bool) -> String {
     if now.is_empty() {
         return "no mounts\n".to_owned();
@@ -138,7 +138,7 @@ fn rate(number: u64, seconds: Option<f64>) -> String {
     }
 }
 
-/// The kinds of request that came most often, with their share.
+/// Returns the most frequent kinds of request, with their shares.
 fn most(before: Option<&Report>, now: &Report) -> String {
     let earlier = |name: &str| {
         let operations = before.map_or(&[][..], |report| report.operations.as_slice());

@@ -1,5 +1,5 @@
-//! `nacre umount`: asks the process that serves a mount to end it, and takes mounts away that
-//! nobody serves any more.
+//! `nacre umount`: asks the process that serves a mount to end it, and unmounts mounts without a
+//! process.
 
 use nacre_daemon::{
     control::{self, Peer, Request},
@@ -14,11 +14,11 @@ use std::{
     process::ExitCode,
 };
 
-/// Unmounts everything that is named, in order, and goes on after what could not be taken away, as
-/// umount(8) does. Each failure is told as it happens; the answer is the exit code of the first.
+/// Unmounts all named mounts in order, and continues after failures, as umount(8) does. Each
+/// failure is printed as it happens; the returned exit code is that of the first.
 pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> ExitCode {
-    // Our own alone: a mount of another user is ended by the kernel, whatever that user's process
-    // does.
+    // Only this user's mounts: for a mount of another user the kernel unmounts, and that user's
+    // process is not involved.
     let mut peers = control::find(&Whose::Ours).peers;
     let mut first = None;
     for mountpoint in mountpoints {
@@ -33,8 +33,8 @@ pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> ExitCode {
 
 fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failure> {
     let text = path_text(mountpoint);
-    // The topmost of several mounts at one place is the one in the table last; of those that
-    // answer, the youngest comes first.
+    // The topmost of several mounts at one mount point is the last in the mount table; among the
+    // answering ones, the youngest comes first.
     let at =
         |detached| peers.iter().position(|peer| peer.report.mountpoint == text && peer.report.detached == detached);
     let (seen, detached) = (at(false), at(true));
@@ -49,7 +49,7 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
     let mounted = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let Some(entry) = mounted else {
         if let Some(place) = detached {
-            // What other mount namespaces hold.
+            // A mount that only other mount namespaces contain.
             return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
         }
         return Err(Failure::new(format!("nothing is mounted at {text}"))
@@ -62,6 +62,6 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
             .next("umount(8) unmounts it"));
     }
     fusewire::unmount(entry.identity(), lazy).map_err(|error| refused(&text, &error))?;
-    // Looking drops the record of what is gone.
+    // Reading the records drops those of mounts that are gone.
     kernel_engine::records().map(drop)
 }

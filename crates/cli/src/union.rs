@@ -1,5 +1,5 @@
-//! `nacre union`: what its command line asks for ([`command`], [`plan`]: pure), and its verbs, which
-//! ask the process that serves a union ([`run`]). Who answers is in `nacre_daemon::union`.
+//! `nacre union`: its command line ([`command`], [`plan`]: pure), and its verbs, which send
+//! requests to the process that serves a union ([`run`]). The other end is `nacre_daemon::union`.
 
 pub mod balancing;
 pub mod command;

@@ -1,5 +1,5 @@
-//! What stands in command lines of pools: assignments, devices, intervals. Pure, but that it looks
-//! what devices are.
+//! Arguments on command lines of pools: assignments, devices, intervals. Pure, except that it looks
+//! at the type of device files.
 
 use nacre_admin::pool::{
     figures::{LOG, SPECIAL},
@@ -9,19 +9,19 @@ use nacre_daemon::failure::Failure;
 use nacre_remote::{Address, Settings, is_address};
 use std::path::{Path, PathBuf};
 
-/// Groups of devices, with how many a group has at least.
+/// Words of redundant groups, with the minimum number of devices of each.
 const GROUPS: [(&str, usize); 5] = [("mirror", 2), ("raidz", 2), ("raidz1", 2), ("raidz2", 3), ("raidz3", 4)];
 
-/// What a group has at most.
+/// Maximum number of devices of a group.
 const GROUP_MOST: usize = 64;
 
-/// What devices can be for other than everything.
+/// Words of classes: groups or devices that do not hold data.
 const CLASSES: [&str; 3] = [SPECIAL, LOG, SPARE];
 
-/// Words by which `zpool` says how devices are put together, and that are not served.
+/// Words of `zpool` for arrangements of devices that are not supported.
 const ARRANGEMENTS: [&str; 4] = ["draid", "cache", "dedup", "replacing"];
 
-/// `PROPERTY=VALUE`.
+/// Parses `PROPERTY=VALUE`.
 ///
 /// # Errors
 /// There is no `=`.
@@ -32,7 +32,7 @@ pub fn assignment(text: &str) -> Result<(String, String), Failure> {
     }
 }
 
-/// Several of them; what is there twice is refused.
+/// Parses several assignments; a property that is named twice is refused.
 ///
 /// # Errors
 /// As [`assignment`].
@@ -48,25 +48,25 @@ pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Failure> {
     Ok(found)
 }
 
-/// The groups of a pool that is to be made: what each is, and of how many devices. No groups: each
-/// device for itself.
+/// The groups of a new pool: the word of each, and its number of devices. Empty: each device is a
+/// top-level vdev of its own.
 pub type Groups = Vec<(String, usize)>;
 
-/// Devices that take the place of others when these fail.
+/// The class of devices that replace failed ones.
 pub const SPARE: &str = "spare";
 
-/// The group of devices that are each for themselves, beside others.
+/// The word for a group of devices without redundancy, where other groups exist.
 pub const PLAIN: &str = "plain";
 
-/// A group as it is named: what it is for, its kind, its devices.
+/// A group of the command line: its class, its kind, its devices.
 type Named = (&'static str, &'static str, Vec<PathBuf>);
 
-/// The devices of a new pool, or those that are `added` to one, and the groups that they are in: first
-/// those for everything, then those for metadata, those for the log, spares. `force`: also groups of
+/// Reads the devices of a new pool, or those that are `added` to one, and their groups: first
+/// groups for data, then for metadata, then for the log, then spares. `force` also allows groups of
 /// different redundancy.
 ///
 /// # Errors
-/// Groups of too few devices, or that do not go together, in the words of ZFS.
+/// Groups of too few devices, or an invalid combination, in the words of ZFS.
 pub fn grouped(words: Vec<PathBuf>, force: bool, added: bool) -> Result<(Vec<PathBuf>, Groups), Failure> {
     if words.iter().any(|word| is_address(word)) {
         return match words.as_slice() {
@@ -97,7 +97,7 @@ pub fn grouped(words: Vec<PathBuf>, force: bool, added: bool) -> Result<(Vec<Pat
         groups.push((word, own.len()));
         paths.extend(own);
     }
-    // A pool that is there says itself what goes with it.
+    // An existing pool checks itself whether the new groups fit.
     let shape = Shape::read(&groups).map_err(|refusal| invalid(&refusal.what))?;
     if let Some(why) = shape.mismatch(&[], &paths).filter(|_| !force && !added) {
         let why = format!("use '-f' to override the following errors:\nmismatched replication level: {why}");
@@ -113,8 +113,8 @@ fn invalid(why: &str) -> Failure {
     Failure::new(format!("invalid vdev specification: {why}"))
 }
 
-/// The groups in the order of the words. Groups behind `log` or `special` are for that, as long as no
-/// other such word comes; spares end where a group begins.
+/// Reads the groups in the order of the words. Groups after `log` or `special` have that class
+/// until the next word for a class; spares end where a group begins.
 fn named(words: Vec<PathBuf>) -> Result<Vec<Named>, Failure> {
     let (mut all, mut class, mut begins): (Vec<Named>, &str, bool) = (Vec::new(), "", true);
     for word in words {
@@ -135,7 +135,7 @@ fn named(words: Vec<PathBuf>) -> Result<Vec<Named>, Failure> {
             if !class.is_empty() && kind != "mirror" {
                 return Err(invalid(&format!("unsupported '{class}' device: raidz")));
             }
-            // What was for the word itself has got no device.
+            // The plain group that the class word opened has got no device, and is dropped.
             if all.last().is_some_and(|(there, kind, own)| *there == class && *kind == PLAIN && own.is_empty()) {
                 all.pop();
             }
@@ -153,7 +153,7 @@ fn named(words: Vec<PathBuf>) -> Result<Vec<Named>, Failure> {
     Ok(all)
 }
 
-/// Whether a group has as many devices as it may have.
+/// Checks the number of devices of a group.
 fn check(class: &str, kind: &str, count: usize) -> Result<(), Failure> {
     let least = GROUPS.iter().find(|(known, _)| *known == kind).map_or(1, |(_, least)| *least);
     let shown = if kind == PLAIN { class } else { kind.trim_end_matches('1') };
@@ -167,11 +167,11 @@ fn check(class: &str, kind: &str, count: usize) -> Result<(), Failure> {
     }
 }
 
-/// The devices of a pool: plain ones only. A name without a slash that is not there is one in
-/// `/dev`.
+/// Reads the devices of a pool, without groups. A name without a slash that does not exist is a
+/// device in `/dev`.
 ///
 /// # Errors
-/// Words for mirrors and their like.
+/// Words for mirrors and other groups.
 pub fn devices(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     paths.into_iter().map(device).collect()
 }
@@ -198,14 +198,14 @@ fn device(path: PathBuf) -> Result<PathBuf, Failure> {
     std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
 }
 
-/// What is said where options of the way to an object store are given for devices.
+/// The error for options of object stores that are given for devices.
 pub const OF_STORES: &str = "--endpoint, --account, --region, --profile, --credentials-file, --cache-dir, --cache-size and --log-dir go with s3://, az:// and gs://";
 
-/// Where a pool lies, with what the command line and the environment say of the way there, where that
-/// is an address; devices are as they were.
+/// Completes an address by the settings of the object store from the command line and the
+/// environment; devices are returned unchanged.
 ///
 /// # Errors
-/// What is wrong with it; settings of the way to devices.
+/// An invalid address or setting; settings of object stores for a device.
 pub fn whole_address(place: PathBuf, settings: &Settings) -> Result<PathBuf, Failure> {
     let refused = |error: nacre_remote::AddressError| Failure::usage(error.to_string());
     if !is_address(&place) {
@@ -219,13 +219,13 @@ pub fn whole_address(place: PathBuf, settings: &Settings) -> Result<PathBuf, Fai
     Ok(PathBuf::from(whole.to_string()))
 }
 
-/// Names, seconds between tables, and how many.
+/// Names, seconds between tables, and the number of tables.
 pub type Repeated = (Vec<String>, Option<f64>, Option<u64>);
 
-/// Names, and behind them an interval in seconds and a count.
+/// Splits names from an interval in seconds and a count after them.
 ///
 /// # Errors
-/// An interval of 0, or what is no number behind a number.
+/// An interval of 0, or an invalid number.
 pub fn interval(mut names: Vec<String>) -> Result<Repeated, Failure> {
     // No name of a pool begins with a digit.
     let Some(first) = names.iter().position(|name| name.starts_with(|c: char| c.is_ascii_digit() || c == '.')) else {

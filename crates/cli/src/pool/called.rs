@@ -1,5 +1,5 @@
-//! What devices are called in tables, by the letters of `zpool`: files by their paths, disks by the
-//! last part of it (`-P`: all of it), with links followed (`-L`), or by their numbers (`-g`).
+//! Names of devices in tables, by the letters of `zpool`: files by their paths, disks by the last
+//! component (`-P`: by the whole path), with links followed (`-L`), or by their GUIDs (`-g`).
 
 use nacre_admin::pool::{DeviceFigures, Figures};
 use std::{
@@ -8,29 +8,29 @@ use std::{
     path::Path,
 };
 
-/// How devices are called.
+/// How devices are named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Called {
-    /// By their numbers.
+    /// By their GUIDs.
     pub by_guid: bool,
-    /// Where links end.
+    /// By their paths with links resolved.
     pub resolved: bool,
-    /// Disks, too, by their whole paths.
+    /// Disks by their whole paths, too.
     pub whole: bool,
 }
 
 impl Called {
-    /// Gives the devices of a pool their names.
+    /// Sets the shown name of each device of a pool.
     pub fn name(self, pool: &mut Figures) {
         pool.devices.iter_mut().for_each(|device| device.shown = Some(self.of(device)));
     }
 
     fn of(self, device: &DeviceFigures) -> String {
-        // That of a pool whose process has ended is not known.
+        // The GUID is unknown for a pool whose process has ended.
         if self.by_guid && device.guid != 0 { device.guid.to_string() } else { self.path(&device.path) }
     }
 
-    /// What a device at this path is called.
+    /// Returns the name of a device with this path.
     pub fn path(self, path: &str) -> String {
         let real = self.resolved.then(|| fs::canonicalize(path).ok()?.into_os_string().into_string().ok()).flatten();
         let shown = real.unwrap_or_else(|| path.to_owned());
@@ -38,7 +38,7 @@ impl Called {
     }
 }
 
-/// Whether a device is a disk; else it is a file. One that is gone is what its path says.
+/// Returns whether a device is a disk; else it is a file. For a missing device its path decides.
 pub fn is_disk(path: &str) -> bool {
     fs::metadata(path).map_or_else(|_| path.starts_with("/dev/"), |there| there.file_type().is_block_device())
 }
@@ -47,8 +47,8 @@ fn last_of(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Whether somebody who says `word` means this device: by its number, its path as it is or from
-/// here, or the last part of a path in `/dev`.
+/// Returns whether `word` names this device: by its GUID, its path as it is or relative to here, or
+/// the last component of a path in `/dev`.
 pub fn is_meant(device: &DeviceFigures, word: &Path) -> bool {
     let text = word.to_str().unwrap_or_default();
     let absolute = std::path::absolute(word);
@@ -58,7 +58,7 @@ pub fn is_meant(device: &DeviceFigures, word: &Path) -> bool {
         || !text.contains('/') && last_of(&device.path) == text && is_disk(&device.path)
 }
 
-/// Whether two paths lead to one file or device.
+/// Returns whether two paths lead to one file or device.
 pub(super) fn same(a: &Path, b: &Path) -> bool {
     let itself = |path: &Path| {
         let there = std::fs::metadata(path).ok()?;
@@ -68,9 +68,9 @@ pub(super) fn same(a: &Path, b: &Path) -> bool {
     a == b || itself(a).is_some_and(|a| Some(a) == itself(b))
 }
 
-/// The device of a pool that is meant.
+/// Returns the device of a pool that `word` names.
 pub(super) fn named_device<'a>(pool: &'a Figures, word: &Path) -> Option<&'a DeviceFigures> {
-    // One that was removed may lie where another one is now.
+    // The path of a removed device may be another device's now.
     let mut there = pool.devices.iter().filter(|device| device.role != "removed");
     there.find(|device| is_meant(device, word) || same(Path::new(&device.path), word))
 }

@@ -1,5 +1,5 @@
-//! `nacre pool remove`, `convert`, `rebalance`, `reshape`, `plan`: pools that change their shape. Their
-//! command lines, what these ask for, and what `status` says of a change. Pure; carried out by
+//! `nacre pool remove`, `convert`, `rebalance`, `reshape`, `plan`: topology changes of pools.
+//! Command lines, requests, and the lines of `status` about a change. Pure; carried out by
 //! [`super::shapes`].
 
 use super::args;
@@ -10,12 +10,12 @@ use nacre_daemon::{failure::Failure, pool::dates};
 use nacre_pool::properties::size::human_bytes;
 use std::{ffi::OsString, path::PathBuf};
 
-/// What to do with the shape of a pool.
+/// A verb on the topology of a pool.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Changing {
-    /// Take devices or groups out, or (`only_say`) tell what that would give.
+    /// Remove devices or groups, or (`only_say`) report the effect.
     Remove { name: String, devices: Vec<PathBuf>, force: bool, only_say: bool, exact: bool, wait: bool },
-    /// Make a group one of another kind.
+    /// Convert a group to another kind.
     Convert {
         name: String,
         group: PathBuf,
@@ -26,11 +26,11 @@ pub enum Changing {
         only_say: bool,
         wait: bool,
     },
-    /// Even devices out.
+    /// Even out the use of devices.
     Rebalance { name: String, rate: Option<u64>, only_say: bool, wait: bool },
-    /// Something with what is under way.
+    /// Resume, limit, pause or stop the running change.
     Reshape { name: String, order: ReshapeOrder, wait: bool },
-    /// Tell what a change would give.
+    /// Report the effect of a change.
     Plan { name: String, verb: String, words: Vec<PathBuf>, exact: bool },
 }
 
@@ -54,7 +54,7 @@ fn rate() -> Arg {
     Arg::new("rate").long("rate").value_name("SIZE").help("Move at most so many bytes a second; 0: as many as it can")
 }
 
-/// The command lines.
+/// Returns the command lines of topology changes.
 pub fn commands() -> [Command; 5] {
     [
         Command::new("remove")
@@ -103,7 +103,7 @@ pub fn commands() -> [Command; 5] {
     ]
 }
 
-/// Reads what `clap` has matched; `None` for other verbs.
+/// Parses the matched arguments; `None` for other verbs.
 ///
 /// # Errors
 /// A value that does not fit.
@@ -164,12 +164,12 @@ pub fn parse(verb: &str, matches: &ArgMatches) -> Result<Option<Changing>, Failu
     }))
 }
 
-/// What a device that leaves is told by.
+/// Returns the remark on a device that is being removed.
 pub fn remark(device: &DeviceFigures) -> &'static str {
     if device.leaving { "  (removing)" } else { "" }
 }
 
-/// What is told of a change of shape: its heading in `status`, and the words.
+/// Describes a topology change: its heading in `status`, and the text.
 pub fn status(report: &ReshapeReport, now: u64) -> Option<(&'static str, String)> {
     let heading = match report.kind {
         Reshaping::Removal => "remove",

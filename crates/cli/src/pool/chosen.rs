@@ -1,4 +1,4 @@
-//! The pools that a command names, as far as they can be had.
+//! The pools that a command names, found as far as possible.
 
 use nacre_admin::pool::{Figures, PoolAnswer, PoolRequest};
 use nacre_daemon::{
@@ -12,18 +12,18 @@ use nacre_daemon::{
 };
 use std::collections::HashSet;
 
-/// Pools as far as they can be had.
+/// The pools that were found, and the failures for the others.
 pub(super) struct Chosen {
-    /// Those that are imported.
+    /// The imported pools.
     pub owned: Vec<Owned>,
-    /// Those that should be.
+    /// The pools whose process has ended without an export.
     pub lost: Vec<Expected>,
-    /// Why others are not there.
+    /// The failure of the pools that do not exist or are not imported.
     pub missing: Option<Failure>,
 }
 
-/// The pools of these names, all where none is named. Those that are there are shown, whatever has
-/// become of others.
+/// Finds the pools of these names, all where none is named. A missing pool does not hide the
+/// others.
 pub(super) fn some(names: &[String], everybody: bool) -> Chosen {
     if names.is_empty() {
         return Chosen { owned: client::all(&Whose::told(everybody)), lost: expected::lost(names), missing: None };
@@ -41,14 +41,14 @@ pub(super) fn some(names: &[String], everybody: bool) -> Chosen {
     Chosen { owned, lost, missing }
 }
 
-/// Of several failures, the last one is for the end; those before it are told.
+/// Keeps the last of several failures to return it; the earlier ones are printed.
 pub fn note(last: &mut Option<Failure>, failure: Failure) {
     if let Some(before) = last.replace(failure) {
         tell(&before.what);
     }
 }
 
-/// Does something to each; one that fails keeps no other from it.
+/// Runs `act` on each item; a failure does not prevent the others.
 pub fn each<T>(
     last: &mut Option<Failure>,
     all: impl IntoIterator<Item = T>,
@@ -57,7 +57,7 @@ pub fn each<T>(
     all.into_iter().filter_map(|one| act(one).err()).for_each(|failure| note(last, failure));
 }
 
-/// What is named twice is meant once.
+/// Removes repeated names.
 pub fn once(mut names: Vec<String>) -> Vec<String> {
     let mut seen = HashSet::new();
     names.retain(|name| seen.insert(name.clone()));

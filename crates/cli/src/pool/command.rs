@@ -1,5 +1,5 @@
 //! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are
-//! ZFS'. Pure; what was given is read by [`super::verb`].
+//! ZFS'. Pure; the matched arguments are parsed by [`super::verb`].
 
 use super::{changing, unserved::UNSERVED};
 use crate::clap_args::{self, flag, json};
@@ -58,7 +58,7 @@ pub fn command() -> Command {
         .subcommands(unserved)
 }
 
-/// Letters that `zpool` has and that change nothing here.
+/// Returns options of `zpool` that have no effect here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
     const NAMES: [(&str, char); 7] =
         [("-l", 'l'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-d", 'd')];
@@ -68,7 +68,7 @@ fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
         .map(|(name, letter)| flag(*letter, name, "").hide(true))
 }
 
-/// How devices are called in a table.
+/// Returns the options for the names of devices in a table.
 fn called() -> [Arg; 3] {
     [
         flag('g', "called-guid", "Devices by their numbers"),
@@ -136,7 +136,7 @@ fn of_json(name: &'static str, long: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(long).action(ArgAction::SetTrue).requires("json").help(help)
 }
 
-/// What changes the look of JSON.
+/// Returns the options for the form of JSON.
 fn json_form() -> [Arg; 2] {
     [
         of_json("integers", "json-int", "As JSON, with numbers as exact numbers instead of text"),
@@ -167,7 +167,7 @@ fn create() -> Command {
         .arg(devices())
 }
 
-/// The way to an object store.
+/// Returns the options for the access to an object store.
 fn way() -> [Arg; 8] {
     let way = |name, value, help| Arg::new(name).long(name).value_name(value).help(help);
     [

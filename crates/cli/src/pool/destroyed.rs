@@ -1,8 +1,8 @@
-//! `nacre pool destroy` of a pool in a bucket that is destroyed already, and of which objects are still there: the
-//! process that removed them was killed, or the store refused to.
+//! `nacre pool destroy` of a pool in a bucket that is destroyed already while some of its objects
+//! still exist: the process that removed them was killed, or the store refused to.
 //!
-//! Called by `run.rs` and `importing.rs`. Invariant: nothing is removed of a pool whose newest identity does not say
-//! that it is destroyed.
+//! Called by `run.rs` and `importing.rs`. Invariant: no object is removed unless the newest
+//! identity of its pool is in the state "destroyed".
 
 use super::{find, starting};
 use nacre_admin::{
@@ -20,7 +20,7 @@ use nacre_daemon::{
 use nacre_pool::label::PoolState;
 use std::path::{Path, PathBuf};
 
-/// Shows how far the removal is.
+/// Shows the progress of the removal.
 struct Shown;
 
 impl Progress for Shown {
@@ -30,14 +30,15 @@ impl Progress for Shown {
     }
 }
 
-/// Removes what is left of the destroyed pool at an address, or of the one of this name that was imported on this
-/// machine. `false`: the name is that of another pool, or of none.
+/// Removes the remaining objects of the destroyed pool at an address, or of the pool of this name
+/// that was imported on this machine. Returns `false` where the name is that of another pool, or of
+/// none.
 ///
 /// # Errors
-/// The store cannot be reached, or refuses; at the address is no destroyed pool.
+/// The store cannot be reached, or refuses; there is no destroyed pool at the address.
 pub fn remove_rest(wanted: &str) -> Result<bool, Failure> {
     let is_address = nacre_remote::is_address(Path::new(wanted));
-    // At a place that is only remembered another pool may lie by now.
+    // Another pool may be at a remembered address by now.
     let places: Vec<(PathBuf, Option<u64>)> = match is_address {
         true => vec![(PathBuf::from(wanted), None)],
         false if client::find(wanted).is_some() => Vec::new(),

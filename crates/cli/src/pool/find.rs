@@ -1,8 +1,8 @@
-//! Pools that could be imported: labels on devices.
+//! Search for importable pools: labels on devices and in buckets.
 //!
-//! Invariant: of several copies of a device (backups of its file lie about) the newest is taken;
-//! one that is older than the rest of its pool is none of it, and two of which neither is older are
-//! refused.
+//! Invariant: of several copies of a device (such as backups of its file) the newest is taken; a
+//! copy that is older than the other devices of its pool is refused, and so are two copies of the
+//! same age.
 
 use nacre_admin::{
     Kind, Refusal, host,
@@ -34,33 +34,34 @@ use std::{
     time::Duration,
 };
 
-/// How long a bucket may say nothing that another pool than the one that is wanted was in.
+/// How long to wait for answers of further buckets once the wanted pool is found.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A pool as its labels tell.
+/// A pool as its labels describe it.
 #[derive(Debug)]
 pub struct Candidate {
     /// The newest identity among its devices.
     pub identity: Identity,
-    /// Its devices as found, by their place in the pool.
+    /// The found devices, by their index in the pool.
     pub devices: BTreeMap<u16, PathBuf>,
-    /// Two files that claim to be the same device of it, and neither is older.
+    /// Two files that claim to be the same device of it and are equally new.
     pub twins: Option<(PathBuf, PathBuf)>,
-    /// Where it lies in a bucket: who has written to it last.
+    /// For a pool in a bucket: the machine that has written to it last.
     writer: Option<LastWriter>,
 }
 
-/// A device by its labels.
+/// A device with the content of its labels.
 struct FoundDevice {
     path: PathBuf,
     identity: Identity,
-    /// The newest root record on it, 0 without any.
+    /// Generation of the newest root record (like an uberblock) on the device, 0 without any.
     generation: u64,
-    /// So many after it may have been there, and are damaged.
+    /// Number of damaged root records that may have been newer.
     lost: u64,
-    /// What it is, whatever its path.
+    /// Identity independent of the path: the device number of a block device, device and inode of a
+    /// file.
     itself: (u64, u64),
-    /// It has labels at its beginning.
+    /// Whether it has labels at its beginning.
     begins: bool,
 }
 
@@ -70,41 +71,41 @@ impl FoundDevice {
     }
 }
 
-/// Root records go to so many devices.
+/// Number of devices that root records are written to.
 const ROOT_DEVICES: u16 = 3;
 
-/// Why nothing was read from a device.
+/// Reasons why a device was not read.
 enum Unread {
-    /// Somebody uses it.
+    /// It is in use.
     Busy,
-    /// This program cannot read it, for this reason.
+    /// It cannot be read, for this reason.
     Refused(String),
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub struct Search {
-    /// Pools.
+    /// The pools that were found.
     pub pools: Vec<Candidate>,
-    /// Somebody uses one of the devices.
+    /// Whether one of the devices is in use.
     pub busy: bool,
-    /// Devices that are not taken: which, and why.
+    /// Devices that were refused, each with the reason.
     pub refused: Vec<(PathBuf, String)>,
-    /// Buckets about which nothing is known, since no answer came from there.
+    /// Buckets whose store did not answer.
     unreachable: Vec<PathBuf>,
 }
 
 impl Search {
-    /// Whether the store at an address has not answered.
+    /// Returns whether the store at an address has not answered.
     pub fn is_unreachable(&self, address: &Path) -> bool {
         self.unreachable.iter().any(|place| place == address)
     }
 }
 
-/// Looks at everything in these directories (and at these files) and nowhere else, and at devices that are noted,
-/// each with the number of its pool; where none is named, at block devices, and at what was
-/// imported before. Where one is `wanted` by its name or number and found, buckets of other pools that
-/// do not answer are not waited for.
+/// Searches these directories and files and nowhere else, and the remembered devices, each with the
+/// GUID of its pool; without any, all block devices and the devices of previous imports. Once the
+/// pool that is `wanted` by its name or GUID is found, buckets of other pools that do not answer
+/// are not waited for.
 pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let mut found: BTreeMap<u64, Vec<FoundDevice>> = BTreeMap::new();
     let mut search = Search::default();
@@ -116,7 +117,7 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Opti
     let is_bucket = |path: &Path| nacre_remote::is_address(path);
     let (noted_buckets, noted): (Vec<_>, Vec<_>) =
         noted.unwrap_or(&known).iter().partition(|(path, _)| is_bucket(path));
-    // Of what is noted the pool counts: a file of this name may be anybody's by now.
+    // Remembered devices count for their pool only: the file may be another pool's by now.
     for (path, pool) in noted {
         let mut there = BTreeMap::new();
         look(path, &mut there, &mut search);
@@ -133,8 +134,8 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Opti
     }
     let (addresses, places): (Vec<&PathBuf>, Vec<&PathBuf>) = places.iter().partition(|place| is_bucket(place));
     places.into_iter().flat_map(|place| files(place)).for_each(|path| look(&path, &mut found, &mut search));
-    // A device that is not found may be where it was last; but where places are named, nothing outside of
-    // them is meant: a copy of a pool is imported beside the pool.
+    // A missing device may be where it was last. Where places are named, devices elsewhere are not
+    // considered, so that a copy of a pool can be imported next to the pool itself.
     let incomplete = || found.values().filter_map(|devices| choose(devices, &mut Vec::new()));
     let missing: Vec<PathBuf> =
         if is_named { Vec::new() } else { incomplete().flat_map(|pool| pool.missing()).collect() };
@@ -154,13 +155,13 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Opti
     search
 }
 
-/// The pools at these addresses, all of which are asked at once; where a number is given, the pool of that
-/// number alone.
+/// Finds the pools at these addresses, all of which are asked at once; where a GUID is given, only
+/// the pool of that GUID is taken.
 fn look_in_buckets(buckets: Vec<(PathBuf, Option<u64>)>, wanted: Option<&str>, search: &mut Search) {
     let (sender, answers) = mpsc::channel();
     for (place, (address, _)) in buckets.iter().enumerate() {
         let (address, sender) = (address.clone(), sender.clone());
-        // One that answers when nobody listens any more does so in vain.
+        // An answer after the end of the search is dropped.
         thread::spawn(move || drop(sender.send((place, look_in_bucket(&address)))));
     }
     drop(sender);
@@ -169,7 +170,7 @@ fn look_in_buckets(buckets: Vec<(PathBuf, Option<u64>)>, wanted: Option<&str>, s
     loop {
         let all = || search.pools.iter().chain(there.iter().map(|(_, pool)| pool));
         let is_there = |wanted| all().any(|pool| pool.is_meant(wanted));
-        // What was named is waited for in any case.
+        // Named addresses are waited for in any case.
         let is_named = waiting.iter().flatten().any(|(_, pool)| pool.is_none());
         let answer = match wanted {
             Some(wanted) if !is_named && is_there(wanted) => answers.recv_timeout(SILENCE).ok(),
@@ -196,7 +197,7 @@ fn look_in_buckets(buckets: Vec<(PathBuf, Option<u64>)>, wanted: Option<&str>, s
     search.refused.extend(silent.map(|(address, _)| (address, "the store does not answer: passed over".to_owned())));
 }
 
-/// The pool at an address.
+/// Returns the pool at an address.
 fn look_in_bucket(address: &Path) -> Result<Option<Candidate>, Refusal> {
     let Opened::Bucket(bucket, _) = devices::open_bucket(address)? else { return Ok(None) };
     Ok(in_bucket::look(&bucket)?.map(|(identity, writer)| Candidate {
@@ -207,7 +208,7 @@ fn look_in_bucket(address: &Path) -> Result<Option<Candidate>, Refusal> {
     }))
 }
 
-/// What people call a place: its path, or the address without what leads there.
+/// Returns the name of a location for people: a path, or an address without its settings.
 pub fn shown(place: &Path) -> String {
     match nacre_remote::Address::parse(&place.to_string_lossy()) {
         Ok(address) if nacre_remote::is_address(place) => address.name(),
@@ -224,7 +225,7 @@ fn look(path: &Path, found: &mut BTreeMap<u64, Vec<FoundDevice>>, search: &mut S
     }
 }
 
-/// What of these devices makes up the pool; the others are told.
+/// Chooses the devices that make up the pool; the others are added to `refused`.
 fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Option<Candidate> {
     let newest = devices.iter().max_by_key(|device| device.age())?;
     let roots = devices.iter().map(|device| device.generation).max().unwrap_or(0);
@@ -237,7 +238,7 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
     let end_only = |device: &FoundDevice| {
         format!("labels of pool '{}' at its end alone, of a file on it: passed over", device.identity.name)
     };
-    // In groups, a device may have taken the place of another, and its number with it.
+    // In pools with groups, a device may have replaced another one and taken its index.
     let place = |device: &FoundDevice| {
         let own = device.identity.members.get(usize::from(device.identity.index)).map(|member| member.guid);
         let is_own = |member: &label::Member| member.state.status.belongs() && Some(member.guid) == own;
@@ -246,8 +247,8 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
             false => newest.identity.members.iter().position(is_own).and_then(|at| u16::try_from(at).ok()),
         }
     };
-    // Those that have labels at their beginning come first: labels at an end may be of a file there, on several paths to
-    // one disk.
+    // Devices with labels at their beginning come first: labels at the end alone may be those of a
+    // file on the device. One disk may be found by several paths.
     let mut devices: Vec<&FoundDevice> = devices.iter().collect();
     devices.sort_by_key(|device| !device.begins);
     for device in devices {
@@ -256,11 +257,11 @@ fn choose(devices: &[FoundDevice], refused: &mut Vec<(PathBuf, String)>) -> Opti
             pass_over(device, why);
             continue;
         };
-        // A crash may have cut short one writing of all labels, and one root record.
+        // A crash may have interrupted one update of all labels, and the write of one root record.
         let rooted = device.identity.index < ROOT_DEVICES && device.generation > 0;
         let older = device.identity.revision + 1 < newest.identity.revision
             || rooted && device.generation + device.lost + 1 < roots;
-        // In groups it gets what it has missed.
+        // In pools with groups, the device is resilvered.
         if older && newest.identity.groups.is_empty() {
             pass_over(device, older_copy(device));
             continue;
@@ -297,7 +298,7 @@ fn files(place: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// All block devices that the kernel knows.
+/// Returns all block devices that the kernel knows.
 fn block_devices() -> Vec<PathBuf> {
     // Its lines: major, minor, blocks, name; the first two are headings.
     let text = fs::read_to_string("/proc/partitions").unwrap_or_default();
@@ -308,11 +309,11 @@ fn block_devices() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whose device it is. What cannot be opened (somebody uses it, or it is none of ours) is not
-/// importable.
+/// Reads the labels of a device. A device that cannot be opened (in use, or not a device of a pool)
+/// is not importable.
 fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
-    // A directory full of pipes and devices must not hang us: only what a pool can lie on is
-    // opened.
+    // Opening a pipe or an arbitrary device in a directory could block: only files and block
+    // devices are opened.
     let device = match FileDevice::open(path, false) {
         Ok(device) => device,
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(Unread::Busy),
@@ -327,8 +328,8 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
     let Ok(there) = fs::metadata(path) else { return Ok(None) };
     let itself =
         if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
-    // A device whose root records cannot be read has none; one whose newest are damaged is not
-    // older than the others for that.
+    // Unreadable root records count as none; damaged newest ones do not make the device older than
+    // the others.
     let device: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let roots = device.iter().filter_map(|device| label::roots(&**device, identity.pool).ok()).flatten();
     let (generation, lost) = roots.last().map_or((0, 0), |newest| (newest.generation, label::lost(&device, &newest)));
@@ -336,29 +337,29 @@ fn probe(path: &Path) -> Result<Option<FoundDevice>, Unread> {
 }
 
 impl Candidate {
-    /// Whether it has this name or number.
+    /// Returns whether it has this name or GUID.
     pub fn is_meant(&self, wanted: &str) -> bool {
         self.identity.name == wanted || self.identity.pool.to_string() == wanted
     }
 
-    /// Where its missing devices were last.
+    /// Returns the last known paths of its missing devices.
     pub fn missing(&self) -> Vec<PathBuf> {
         let missing = self.members().filter(|(index, _)| !self.is_there(*index));
         missing.map(|(_, member)| PathBuf::from(std::ffi::OsStr::from_bytes(&member.path))).collect()
     }
 
-    /// The devices that belong to it, each with its place.
+    /// Returns the devices that belong to it, each with its index.
     fn members(&self) -> impl Iterator<Item = (usize, &label::Member)> {
         self.identity.members.iter().enumerate().filter(|(_, member)| member.is_own())
     }
 
-    /// Whether a device is there, or one that stands beside it.
+    /// Returns whether a device, or one that is replacing it, is there.
     fn is_there(&self, index: usize) -> bool {
         self.holders(index).next().is_some()
     }
 
-    /// The devices that are there of those that hold what this one should hold: itself, and others that
-    /// stand beside it.
+    /// Returns the available devices that hold the data of this one: the device itself, and those
+    /// that are replacing it.
     fn holders(&self, index: usize) -> impl Iterator<Item = &label::Member> {
         let holds = move |at: usize, member: &label::Member| {
             let state = member.state;
@@ -368,7 +369,8 @@ impl Candidate {
         all.filter(move |(at, member)| holds(*at, member) && self.has(*at)).map(|(_, member)| member)
     }
 
-    /// How many devices of a group are missing, or lack something, without another that has it.
+    /// Returns how many devices of a group are missing or out of date, without a replacing device
+    /// that is complete.
     fn lacking_in(&self, group: u8) -> usize {
         let is_whole = |at: usize| {
             self.holders(at).any(|holder| !holder.state.stale && holder.state.status != MemberStatus::Offline)
@@ -380,8 +382,8 @@ impl Candidate {
         self.identity.groups.get(usize::from(group)).is_some_and(|group| group.class == GroupClass::Log)
     }
 
-    /// Groups for the log of which no device is there, though what was synced last may lie there alone:
-    /// a line for each of them, and for each device.
+    /// Returns a line for each log group of which no device is there, though the last synced writes
+    /// may be there alone, and for each of its devices.
     pub fn missing_logs(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for (number, group) in (0..).zip(&self.identity.groups).filter(|(number, _)| self.is_log(*number)) {
@@ -405,14 +407,14 @@ impl Candidate {
         u16::try_from(index).is_ok_and(|index| self.devices.contains_key(&index))
     }
 
-    /// Whether all devices are there, and lack nothing.
+    /// Returns whether all devices are there and up to date.
     pub fn is_whole(&self) -> bool {
         self.members().all(|(index, _)| self.has(index))
             && (0..self.identity.groups.len() as u8).all(|group| self.lacking_in(group) == 0)
     }
 
-    /// Why it cannot be imported with the devices that are there, if so: whoever would import it says
-    /// that.
+    /// Returns why it cannot be imported with the available devices, in the words of a failing
+    /// import.
     pub fn refused(&self) -> Option<String> {
         if self.is_in_bucket() {
             return None;
@@ -440,10 +442,11 @@ impl Candidate {
         self.devices.values().any(|place| nacre_remote::is_address(place))
     }
 
-    /// The machine that may be using it: another one than this.
+    /// Returns the other machine that may be using the pool.
     pub fn user(&self) -> Option<String> {
         let ((number, name), of) = (host::this(), &self.identity);
-        // Who has taken a bucket over may have been stopped before he said more than his name.
+        // A machine that took the bucket over may have been stopped when it had recorded only its
+        // name.
         let other = self.writer.as_ref().is_some_and(|writer| match writer.machine {
             Some(machine) => machine != number,
             None => writer.host != name,
@@ -454,7 +457,7 @@ impl Candidate {
         foreign.then(|| format!("Last accessed by {} at {}", printable(host.as_bytes()), dates::long(time)))
     }
 
-    /// Its part of the list of what could be imported.
+    /// Returns its part of the list of importable pools.
     pub fn text(&self) -> String {
         let identity = &self.identity;
         let destroyed = identity.state == PoolState::Destroyed;
@@ -613,7 +616,8 @@ mod tests {
         ];
         assert_eq!(chosen(&all), (words(&["img", "two"]), words(&["bak"]), false));
         let [bak, _, _, two] = all;
-        // The old copy alone is no part of what the other device is.
+        // Without the newer copy, the old one still does not belong to the other device's pool
+        // state.
         assert_eq!(chosen(&[bak, two]), (words(&["two"]), words(&["bak"]), false));
         // A crash between two devices' labels.
         assert_eq!(

@@ -1,9 +1,9 @@
-//! How answers about pools look: as a table, for scripts, or as JSON.
+//! Form of answers about pools: as a table, for scripts, or as JSON.
 
 use super::called::Called;
 use serde_json::{Value, json};
 
-/// How a table looks.
+/// Form of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolForm {
     pub scripted: bool,
@@ -11,13 +11,13 @@ pub struct PoolForm {
     pub json: bool,
     /// As JSON, numbers are numbers.
     pub integers: bool,
-    /// As JSON, pools are found by their numbers.
+    /// As JSON, pools are keyed by their GUIDs.
     pub by_guid: bool,
-    /// What devices are called.
+    /// Names of devices.
     pub called: Called,
 }
 
-/// The head of an answer as JSON.
+/// Returns the head of an answer as JSON.
 pub fn json_head(command: &str) -> Value {
     json!({ "command": format!("zpool {command}"), "vers_major": 0, "vers_minor": 1 })
 }

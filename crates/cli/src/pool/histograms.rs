@@ -1,4 +1,4 @@
-//! `nacre pool iostat -w` and `-r`: how long requests of devices took, and how large they were, by
+//! `nacre pool iostat -w` and `-r`: histograms of the latency and the size of device requests, by
 //! powers of two. Pure.
 
 use super::{
@@ -11,7 +11,7 @@ use nacre_admin::pool::Figures;
 use nacre_pool::properties::size::human;
 use serde_json::json;
 
-/// What is shown.
+/// Quantity of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// Times: `-w`.
@@ -20,7 +20,7 @@ pub enum Of {
     Sizes,
 }
 
-/// The shortest request that has a line of its own: no device is asked for less.
+/// Exponent of the smallest request that has a line of its own: devices have no smaller requests.
 const SMALLEST: usize = 9;
 
 impl Of {
@@ -31,10 +31,10 @@ impl Of {
         }
     }
 
-    /// The columns, with the place of each in a spread.
+    /// Returns the columns, each with its index in the counters.
     fn columns(self) -> Vec<(&'static str, usize)> {
         let all = ["read", "write", "sync", "trim"].into_iter().zip(0..DeviceRequest::ALL.len());
-        // What is made durable has no size.
+        // Flushes have no size.
         all.filter(|(name, _)| self == Self::Times || *name != "sync").collect()
     }
 
@@ -45,7 +45,7 @@ impl Of {
         }
     }
 
-    /// The name of the line of requests from 2^place on.
+    /// Returns the name of the line for requests from 2^place on.
     fn line(self, place: usize, exact: bool) -> String {
         let from = 1u64 << place.min(63);
         match self {
@@ -62,7 +62,7 @@ impl Of {
     }
 }
 
-/// A pool or a device with its histograms.
+/// The histograms of a pool or a device.
 struct Table {
     name: String,
     columns: Vec<Histogram>,
@@ -72,7 +72,7 @@ fn at(histogram: &Histogram, place: usize) -> u64 {
     histogram.get(place).copied().unwrap_or(0)
 }
 
-/// What has come to a histogram, since an earlier look at it.
+/// Returns the counts since an earlier sample of a histogram.
 fn since(now: &Histogram, before: Option<&Histogram>) -> Histogram {
     now.iter()
         .enumerate()
@@ -125,7 +125,7 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
     tables
 }
 
-/// One table for each pool, and with `verbose` for each device.
+/// Returns one table for each pool, and with `verbose` for each device.
 pub fn text(of: Of, now: &[Figures], before: &[Figures], verbose: bool, form: PoolForm) -> String {
     let tables = tables(of, now, before, verbose);
     if form.json {

@@ -1,4 +1,4 @@
-//! `nacre pool import`: which pools there are, and which of them is meant.
+//! `nacre pool import`: the list of importable pools, and the choice among them.
 
 use super::{
     find::{self, Candidate, Search},
@@ -26,15 +26,15 @@ use std::{
     time::Duration,
 };
 
-/// How long to wait for devices that somebody lets go of.
+/// Deadline for devices that another process is releasing.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// The time between two looks.
+/// Interval between two searches.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Imports, or shows what could be.
+/// Imports pools, or shows the importable ones.
 ///
 /// # Errors
-/// Why not.
+/// No such pool, or the reason why it cannot be imported.
 pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     let places = absolute(&what.places)?;
     let noted = what.cachefile.as_deref().map(cachefile::devices).transpose()?;
@@ -51,7 +51,7 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     }
     if what.at {
         let [candidate] = search.pools.as_slice() else {
-            // Why it cannot be read was told.
+            // The reason has been printed by the search.
             if what.places.iter().any(|place| search.is_unreachable(place)) {
                 let what = format!("cannot import from '{}': the store cannot be reached", names_of(&what.places));
                 return Err(Failure::new(what).next("it may be there all the same: import it again when that answers"));
@@ -74,7 +74,8 @@ pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     one(candidate, what.new.clone(), &what, command)
 }
 
-/// Refuses what is left of a destroyed pool in a bucket, where that alone is meant.
+/// Refuses to import a destroyed pool in a bucket where no other pool is meant, with a hint how to
+/// remove its objects.
 fn refuse_rest(search: &Search, what: &ToImport) -> Result<(), Failure> {
     let is_meant = |pool: &&Candidate| match &what.name {
         Some(wanted) => pool.is_meant(wanted),
@@ -116,8 +117,8 @@ fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     places.iter().map(resolve).collect()
 }
 
-/// Looks for pools. A process that was killed a moment ago may still hold the devices of the one
-/// that is wanted: then again for a short while.
+/// Searches for pools. A process that was killed a moment ago may still hold the devices of the
+/// wanted pool: the search is repeated until a short deadline.
 fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let until = clock::now() + PATIENCE;
     loop {
@@ -127,12 +128,12 @@ fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&
         if there || !found.busy || clock::now() >= until {
             return found;
         }
-        // The kernel tells nobody when it has closed the files of a process that was killed.
+        // The kernel has no notification for the release of files by a killed process.
         clock::pause(AGAIN);
     }
 }
 
-/// The pool of this name or number.
+/// Returns the pool with this name or GUID.
 fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure> {
     let fits = |candidate: &&Candidate| candidate.is_meant(wanted);
     let doing = format!("cannot import '{}'", printable(wanted.as_bytes()));
@@ -169,7 +170,7 @@ fn all(search: &Search, what: &ToImport, command: &str) -> Result<ExitCode, Fail
         tell("no pools available to import");
     }
     for candidate in &search.pools {
-        // Each that cannot be imported is told; the others are imported all the same.
+        // The failure of a pool is printed; the others are imported all the same.
         match one(candidate, None, what, command) {
             Ok(ended) if ended == ExitCode::SUCCESS => {}
             Ok(ended) => code = ended,
@@ -231,7 +232,8 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         return foresee(&doing, &devices);
     }
     let (txg, rewind, temporary) = (what.txg, what.rewind, what.temporary);
-    // Of a pool in a bucket, -f says that the machine before has lost it, and nothing about its content.
+    // For a pool in a bucket, -f takes it over from another machine, but does not mark its content
+    // as trusted.
     let is_in_bucket = devices.iter().any(|device| nacre_remote::is_address(device));
     let trusted = what.trust || (what.force && !is_in_bucket);
     let how = How::Import {
@@ -261,10 +263,11 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     if code == ExitCode::SUCCESS && what.mount { all_mounted(&imported).map(|()| code) } else { Ok(code) }
 }
 
-/// Whether all file systems of a pool that was just imported are mounted; its process has named those that are not.
+/// Checks that all file systems of a newly imported pool are mounted; its process has reported the
+/// others.
 ///
 /// # Errors
-/// Some are not; the pool is imported all the same.
+/// Some are not mounted; the pool is imported all the same.
 fn all_mounted(name: &str) -> Result<(), Failure> {
     let PoolAnswer::Listed(figures) = client::owned(name)?.pool("", PoolRequest::List, &mut tell)? else {
         return Ok(());
@@ -280,7 +283,7 @@ fn all_mounted(name: &str) -> Result<(), Failure> {
     .next("`nacre fs mount -a` mounts them when the reason is gone"))
 }
 
-/// What `-F` would do.
+/// Reports the effect of `-F` without importing.
 fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
     let opened = devices::open_home(paths, false).map_err(starting::failed)?;
     match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(starting::CACHE, None)) {
@@ -297,10 +300,10 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A pool that is opened here, for reading alone.
+/// Opens a pool in this process, read-only.
 ///
 /// # Errors
-/// There is none, or more than one is meant.
+/// No pool is found, or several are.
 pub fn read_only(target: &Target, access: Access) -> Result<Imported, Failure> {
     let search = find::search(&absolute(&target.places)?, None, None);
     let candidate = match (&target.name, search.pools.as_slice()) {

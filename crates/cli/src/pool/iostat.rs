@@ -1,4 +1,4 @@
-//! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters.
+//! `nacre pool iostat`: reads and writes of pools and devices, from two samples of their counters.
 //! Pure.
 
 use super::{
@@ -15,31 +15,31 @@ use nacre_admin::{
 use nacre_pool::properties::size::human;
 use serde_json::json;
 
-/// What `iostat` shows.
+/// Columns of `iostat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IostatColumns {
-    /// How long requests take on average.
+    /// Average latency of requests.
     pub latency: bool,
-    /// How many are under way.
+    /// Number of active requests.
     pub queue: bool,
-    /// Histograms instead.
+    /// Histograms replace the table.
     pub histograms: Option<Of>,
 }
 
-/// So many lines of headings a table has.
+/// Number of heading lines of a table.
 pub const HEADINGS: usize = 3;
 
-/// What a table shows of a pool or a device, per second.
+/// Figures of a pool or a device, per second.
 struct Row {
     name: String,
-    /// What is in use and what is free; of a device in a group, that is told of the group.
+    /// Allocated and free space; for a device in a group, the group shows it.
     room: Option<(u64, u64)>,
     now: Counts,
     before: Counts,
-    /// How many requests are under way, by their kind.
+    /// Number of active requests, by their kind.
     active: [u64; 4],
     seconds: f64,
-    /// It only tells what the next ones are for.
+    /// Whether the row is only the heading of a class.
     is_heading: bool,
 }
 
@@ -59,13 +59,13 @@ fn sum<'a>(devices: impl IntoIterator<Item = &'a DeviceFigures>) -> Counts {
 }
 
 impl Row {
-    /// What was counted in between, per second.
+    /// Returns the difference of a counter between the samples, per second.
     fn rate(&self, of: fn(&Counts) -> u64) -> u64 {
         let counted = of(&self.now).saturating_sub(of(&self.before));
         (counted as f64 / self.seconds.max(0.001)).round() as u64
     }
 
-    /// How long one of them took on average, nanoseconds.
+    /// Returns the average latency of a request, nanoseconds.
     fn time(&self, time: fn(&Counts) -> u64, count: fn(&Counts) -> u64) -> Option<u64> {
         let number = count(&self.now).saturating_sub(count(&self.before));
         time(&self.now).saturating_sub(time(&self.before)).checked_div(number)
@@ -108,7 +108,7 @@ impl Row {
 fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for pool in now {
-        // A pool that was imported anew counts from 0 again.
+        // The counters of a pool that was imported again start from 0.
         let earlier = before.iter().find(|earlier| {
             earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process
         });
@@ -120,7 +120,7 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
             }
             active
         };
-        // A device is the one of its place.
+        // Devices of both samples correspond by their index.
         let same = |device: &DeviceFigures| {
             let at = pool.devices.iter().position(|there| std::ptr::eq(there, device))?;
             earlier?.devices.get(at)
@@ -148,8 +148,8 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
     rows
 }
 
-/// The table. `seconds`: the time between the two looks, where it is known better than to the
-/// second.
+/// Formats the table. `seconds`: the time between the samples, where it is known more precisely
+/// than by their timestamps in seconds.
 pub fn table(
     now: &[Figures],
     before: &[Figures],

@@ -39,14 +39,14 @@ fn property(name: &str, value: &properties::Value, form: PoolForm) -> Value {
         "default" => "DEFAULT",
         _ => "NONE",
     };
-    // Users' own are text, whatever is in them.
+    // User properties are text, whatever they contain.
     let number = value.exact.parse::<u64>().ok().filter(|_| form.integers && !name.contains(':') && name != "comment");
     let shown = number.map_or_else(|| json!(list::shown(value, form)), |number| json!(number));
     json!({ "value": shown, "source": { "type": source, "data": "-" } })
 }
 
-/// What all answers tell of a pool. The two versions are those that ZFS names where features count
-/// instead.
+/// Returns the fields of a pool that all answers have. The two versions are those of ZFS pools with
+/// feature flags.
 fn head(pool: &Figures, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(pool.name)),
@@ -66,7 +66,7 @@ fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Va
     json!({ "output_version": json_head(command), "pools": pools }).to_string() + "\n"
 }
 
-/// What a part of a pool is for.
+/// Returns the class of a vdev.
 fn class_of(pool: &Figures, vdev: Vdev<'_>) -> &'static str {
     let own = tree::tops(pool).into_iter().find(|top| {
         let (all, one) = (top.vdev.devices(pool), vdev.devices(pool));
@@ -76,7 +76,7 @@ fn class_of(pool: &Figures, vdev: Vdev<'_>) -> &'static str {
     part.and_then(|(_, heading)| heading).unwrap_or("normal")
 }
 
-/// What a device is.
+/// Returns the fields of a device.
 fn device_head(pool: &Figures, device: &DeviceFigures, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(device.name())),
@@ -101,7 +101,7 @@ fn kind_of(device: &DeviceFigures) -> &'static str {
     }
 }
 
-/// What a group is.
+/// Returns the fields of a group.
 fn group_head(pool: &Figures, group: &GroupFigures) -> Map<String, Value> {
     let fields = [
         ("name", json!(group.name)),
@@ -129,8 +129,8 @@ fn vdev_head(pool: &Figures, vdev: Vdev<'_>, form: PoolForm) -> Map<String, Valu
     }
 }
 
-/// What the groups of a class consist of, what is below a group within it. Told of each: how deep it
-/// lies, and what it is.
+/// Returns the top-level vdevs of a class with their children nested. `tell` returns the fields of
+/// each from its depth and the vdev.
 fn nested(
     pool: &Figures,
     class: &str,
@@ -138,7 +138,7 @@ fn nested(
     tell: impl Fn(usize, Vdev<'_>) -> Map<String, Value>,
 ) -> Map<String, Value> {
     type Tell<'t> = &'t dyn Fn(usize, Vdev<'_>) -> Map<String, Value>;
-    /// One with what is below it; nothing where nothing of it is wanted.
+    /// Returns a vdev with its children; `None` where none of its devices is wanted.
     fn one(
         depth: usize,
         (vdev, below): (Vdev<'_>, Vec<Vdev<'_>>),
@@ -163,10 +163,10 @@ fn nested(
     tree::tops(pool).into_iter().filter(|top| top.class == class).filter_map(top).collect()
 }
 
-/// Pools with these properties of each; with `verbose` their devices too.
+/// Formats pools with these properties; with `verbose` their devices too.
 ///
 /// # Errors
-/// A property that there is not.
+/// A property that does not exist.
 pub fn properties(
     command: &str,
     pools: &[Figures],
@@ -208,7 +208,7 @@ pub fn properties(
     Ok(whole(command, all.into_iter(), form))
 }
 
-/// Devices of a pool with these properties of each.
+/// Formats devices of a pool with these properties.
 pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: PoolForm) -> String {
     let one = |vdev: &Vdev<'_>| {
         let mut fields = vdev_head(pool, *vdev, form);
@@ -223,7 +223,7 @@ pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: PoolFor
     json!({ "output_version": json_head("get"), "vdevs": all }).to_string() + "\n"
 }
 
-/// What stands for all devices of a pool.
+/// Returns the fields of the root vdev.
 fn root_head(pool: &Figures, name: &str, form: PoolForm) -> Map<String, Value> {
     let fields = [
         ("name", json!(name)),
@@ -235,8 +235,8 @@ fn root_head(pool: &Figures, name: &str, form: PoolForm) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// A change of shape that is under way, or was last: in the fields of ZFS where it has such, and in one
-/// that tells of all.
+/// Returns the running or last topology change: in the fields of ZFS where it has them, and in
+/// `reshape`, which describes all kinds.
 fn reshape(report: &ReshapeReport, form: PoolForm) -> Vec<(String, Value)> {
     let (state, state_there) = match report.phase {
         Phase::Never => return Vec::new(),
@@ -284,14 +284,14 @@ fn reshape(report: &ReshapeReport, form: PoolForm) -> Vec<(String, Value)> {
     fields
 }
 
-/// The health of pools.
+/// Formats the health of pools.
 pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     let form = shown.form;
     let pools = all.iter().map(|status| {
         let figures = &status.figures;
         let mut fields = head(figures, form);
         fields.extend(status::advice(status).into_iter().map(|(name, words)| (name.to_owned(), json!(words))));
-        // The one that began last.
+        // Whichever of scrub and resilver began last.
         let resilvered = status.resilver.started > status.scrub.started;
         let (last, function) = if resilvered { (&status.resilver, "RESILVER") } else { (&status.scrub, "SCRUB") };
         fields.extend(scan(last, function, form).map(|scan| ("scan_stats".to_owned(), scan)));
@@ -316,7 +316,7 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
         if !status.names.is_empty() {
             fields.insert("errlist".to_owned(), json!(status.names));
         }
-        // What a pool of ours has beyond that.
+        // Fields that ZFS does not have.
         fields.extend(reshape(&status.reshape, form));
         fields.insert("suspended".to_owned(), json!(figures.suspended));
         fields.insert("process".to_owned(), json!(figures.process));
@@ -336,8 +336,8 @@ pub fn status(all: &[Status], shown: &status::StatusView) -> String {
     whole("status", pools, form)
 }
 
-/// Groups and devices of a class: those for everything below what stands for the pool; flat, the
-/// devices lie beside it as well and name what they are below of.
+/// Returns the vdevs of a class; those for data are children of the root vdev. In flat form, the
+/// devices also stand next to it and name their parents.
 fn tree(figures: &Figures, class: &str, shown: &status::StatusView) -> Map<String, Value> {
     let form = shown.form;
     let room = |allocated, size, usable| {
@@ -439,7 +439,7 @@ fn trim_state(phase: Phase) -> &'static str {
     }
 }
 
-/// The last verification, or what made devices whole; nothing where there was none.
+/// Returns the last scrub or resilver; `None` where there was none.
 fn scan(scrub: &ScrubReport, function: &str, form: PoolForm) -> Option<Value> {
     let state = match scrub.phase {
         Phase::Never => return None,

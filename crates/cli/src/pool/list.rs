@@ -14,7 +14,7 @@ use nacre_admin::pool::{
 use nacre_daemon::{failure::Failure, pool::expected::UNAVAILABLE};
 use nacre_pool::properties::{POOL_PROPERTIES, PropertyError, size::human_bytes};
 
-/// The columns where none are named.
+/// The default columns.
 const USUAL: [&str; 11] = [
     "name",
     "size",
@@ -29,7 +29,7 @@ const USUAL: [&str; 11] = [
     "altroot",
 ];
 
-/// A property that there is not.
+/// Returns the failure for a property that does not exist.
 pub fn wrong(error: &PropertyError) -> Failure {
     let meant = error.next(POOL_PROPERTIES);
     let gap = if meant.is_empty() { "" } else { " " };
@@ -37,27 +37,27 @@ pub fn wrong(error: &PropertyError) -> Failure {
         .next(format!("{meant}{gap}`nacre pool get all POOL` shows the properties that there are"))
 }
 
-/// A number of bytes for people or for scripts.
+/// Formats a number of bytes for people or for scripts.
 pub fn bytes(number: u64, exact: bool) -> String {
     if exact { number.to_string() } else { human_bytes(number) }
 }
 
-/// The value of a property; of a pool whose process has ended hardly any is known.
+/// Returns the value of a property; few are known for a pool whose process has ended.
 pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
     let value = properties::value(pool, name)?;
     let known = pool.health != UNAVAILABLE || ["name", "health", "guid"].contains(&name);
     Ok(if known { value } else { Value { exact: "-".to_owned(), human: "-".to_owned(), source: "-" } })
 }
 
-/// A value for people or for scripts.
+/// Returns a value for people or for scripts.
 pub fn shown(value: &Value, form: PoolForm) -> String {
     if form.exact { value.exact.clone() } else { value.human.clone() }
 }
 
-/// The table of `list`.
+/// Formats the table of `list`.
 ///
 /// # Errors
-/// A column that there is not.
+/// A column that does not exist.
 pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form: PoolForm) -> Result<String, Failure> {
     let names: Vec<&str> = match columns {
         None => USUAL.to_vec(),
@@ -94,13 +94,13 @@ pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form:
     Ok(columns::aligned(&headings, &rows, false))
 }
 
-/// What stands in a column for a part of a pool. What a device of a group holds is told of the group.
+/// Returns the value of a vdev's column; for a device in a group, the group shows most of them.
 pub fn shown_value(pool: &Figures, depth: usize, vdev: Vdev<'_>, name: &str) -> Value {
     let told = depth == 1 || ["name", "health", "size", "guid"].contains(&name);
     if told { vdev_value(pool, vdev, name) } else { Value { exact: "-".into(), human: "-".into(), source: "-" } }
 }
 
-/// The value of a property of a part of a pool.
+/// Returns the value of a property of a vdev.
 pub fn vdev_value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let of = |exact: String, human: String| Value { exact, human, source: "-" };
     let plain = |text: &str| of(text.to_owned(), text.to_owned());
@@ -159,10 +159,10 @@ fn vdev_rows(pool: &Figures, columns: &[(String, String)], form: PoolForm) -> Ve
     rows
 }
 
-/// The table of `get`.
+/// Formats the table of `get`.
 ///
 /// # Errors
-/// A property or a column that there is not.
+/// A property or a column that does not exist.
 pub fn properties_table(
     pools: &[Figures],
     wanted: &[String],
@@ -190,10 +190,10 @@ pub fn properties_table(
     get_table(rows.into_iter(), fields, form)
 }
 
-/// A table of names, properties and values.
+/// Formats a table of names, properties and values.
 ///
 /// # Errors
-/// A column that there is not.
+/// A column that does not exist.
 pub fn get_table(
     values: impl Iterator<Item = (String, String, Value)>,
     fields: Option<&[String]>,

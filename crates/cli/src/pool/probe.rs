@@ -3,8 +3,8 @@
 //! Keys and escapes follow udev's builtin `blkid`. Called by `run.rs`; udev calls the verb as root for every block
 //! device that no other probe has recognized.
 //!
-//! Invariants: at most six blocks of 32 KiB are read, without a lock; a device that another program has
-//! overwritten since, or whose pool was destroyed, is not called a part of a pool.
+//! Invariants: at most six blocks of 32 KiB are read, without a lock; a device that another program
+//! has overwritten since, or whose pool was destroyed, is not reported as a member of a pool.
 
 use nacre_daemon::{
     failure::{Exit, Failure},
@@ -16,7 +16,7 @@ use nacre_pool::{
 };
 use std::path::Path;
 
-/// The lines of a device.
+/// Returns the lines for udev about a device.
 ///
 /// # Errors
 /// The device cannot be read, or has no label of a pool that this program can read.
@@ -37,7 +37,7 @@ pub fn probe(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// The properties of a member in udev's database.
+/// Returns the properties of a member in udev's database.
 fn lines(identity: &Identity) -> String {
     let mut lines = format!("ID_FS_TYPE=nacre_member\nID_FS_USAGE=raid\nID_FS_VERSION={VERSION}\n");
     let name = identity.name.as_bytes();
@@ -51,17 +51,17 @@ fn lines(identity: &Identity) -> String {
     lines
 }
 
-/// Whether a byte is written as it is, in both forms of a value.
+/// Returns whether a byte is written as it is, in both forms of a value.
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&byte)
 }
 
-/// A value in which each byte that is not plain is an underscore.
+/// Returns a value with each byte that is not plain replaced by an underscore.
 fn replaced(value: &[u8]) -> String {
     value.iter().map(|byte| if is_plain(*byte) { char::from(*byte) } else { '_' }).collect()
 }
 
-/// A value in which each byte that is not plain is written as `\x20`.
+/// Returns a value with each byte that is not plain written as `\x20`.
 fn encoded(value: &[u8]) -> String {
     let mut text = String::new();
     for byte in value {

@@ -1,4 +1,4 @@
-//! Carries out what a command line asked of pools.
+//! Carries out the commands of pools.
 
 use super::{
     args,
@@ -52,7 +52,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Called as `zpool`: the same command lines.
+/// Runs the program as `zpool`: with the command lines of `nacre pool`.
 pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
     let table = command::command().name(ZPOOL).bin_name(ZPOOL).version(env!("CARGO_PKG_VERSION"));
     let arguments = zfs_usage::with_help(arguments);
@@ -67,7 +67,7 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
     done.unwrap_or_else(|failure| zfs_usage::refuse(&failure, ZPOOL, &table, &arguments))
 }
 
-/// What `zpool` can be asked for.
+/// Refuses options that `zpool` does not have.
 fn as_zfs_has_it(verb: PoolVerb) -> Result<PoolVerb, Failure> {
     let ours = match &verb {
         PoolVerb::Create(what) if what.survive => Some("--survive"),
@@ -81,10 +81,10 @@ fn as_zfs_has_it(verb: PoolVerb) -> Result<PoolVerb, Failure> {
     }
 }
 
-/// Does it.
+/// Carries out a verb.
 ///
 /// # Errors
-/// Why not.
+/// The failure of a request, or output that cannot be written.
 pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
     match verb {
         PoolVerb::Create(what) => return create(what, command),
@@ -124,8 +124,8 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let mut last = if all { of_all(let_go).err() } else { None };
             each(&mut last, once(there), |name| let_go(&client::owned(&name)?));
             each(&mut last, lost, |lost| match force {
-                // Nobody is left who could export it; who does not want it back does not expect it
-                // any more.
+                // No process is running that could export it. With -f it is no longer expected to
+                // be imported.
                 true => lost.give_up(&runtime::own()?),
                 false => Err(lost.failure()),
             });
@@ -164,7 +164,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
             let owned = client::owned(&name)?;
             let doing = format!("cannot replace {} with {}", old.display(), new.display());
             let old = known_as(&owned, &doing, vec![old])?.pop().unwrap_or_default();
-            // What lies in the place of an old one has its path.
+            // A new device in the slot of the old one has the same path.
             if size.is_none() && new != old {
                 not_in_use(std::slice::from_ref(&new))?;
             }
@@ -222,7 +222,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
                 if let Some(rate) = rate {
                     done(&owned, command, PoolRequest::Scrub(ScrubOrder::Rate(rate)))?;
                 }
-                // One that runs goes on at that rate.
+                // A running scrub continues at the new rate.
                 if rate.is_none() || !is_scrubbing(&owned)? {
                     done(&owned, command, PoolRequest::Scrub(order))?;
                 }
@@ -294,7 +294,7 @@ pub fn run(verb: PoolVerb, command: &str) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command line as it was typed, for the pool's history. Words with blanks are quoted.
+/// Returns the command line as it was typed, for the pool's history. Words with blanks are quoted.
 pub fn typed(program: &str) -> String {
     let quoted = |word: OsString| {
         let word = word.to_string_lossy().into_owned();
@@ -303,15 +303,15 @@ pub fn typed(program: &str) -> String {
     std::iter::once(program.to_owned()).chain(std::env::args_os().skip(1).map(quoted)).collect::<Vec<_>>().join(" ")
 }
 
-/// A note that is the answer.
+/// Prints a note of a pool's process as output.
 pub(super) fn say(line: &str) {
     if !line.is_empty() {
-        // Whoever has seen enough closes the output.
+        // The reader may have closed its end of the pipe.
         let _ = writeln!(std::io::stdout(), "{line}");
     }
 }
 
-/// Asks something of the pools of these names.
+/// Sends a request to each of the named pools.
 fn of_each(names: Vec<String>, ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut last = None;
     each(&mut last, once(names), |name| ask(&client::owned(&name)?));
@@ -322,7 +322,8 @@ pub(super) fn done(owned: &Owned, command: &str, request: PoolRequest) -> Result
     owned.pool(command, request, &mut tell).map(drop)
 }
 
-/// Asks something of all pools of ours. One that is let go meanwhile has nothing left to do.
+/// Sends a request to all pools of this user. A failure is ignored for a pool that is exported
+/// meanwhile.
 fn of_all(ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut last = None;
     each(&mut last, client::ours(), |owned| {
@@ -331,7 +332,7 @@ fn of_all(ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
     last.map_or(Ok(()), Err)
 }
 
-/// Ends the process that owns a pool, and waits for its end.
+/// Ends the process that owns a pool, and waits until it has ended.
 fn leave(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     let process = owned.process();
     let answer = owned.pool(command, request, &mut tell)?;
@@ -347,8 +348,8 @@ fn leave(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failu
     }
 }
 
-/// What comes of showing some pools while others are missing; where `nothing` was shown, that is
-/// the end of it.
+/// Returns the failure for the missing pools of a list: as an error where `nothing` was shown, else
+/// to be reported at the end.
 fn seen(missing: Option<Failure>, nothing: bool) -> Result<Option<Failure>, Failure> {
     match missing {
         Some(failure) if nothing => Err(failure),
@@ -356,8 +357,8 @@ fn seen(missing: Option<Failure>, nothing: bool) -> Result<Option<Failure>, Fail
     }
 }
 
-/// Shows something once, or again and again, and answers why some of it could not be shown. What is
-/// shown hears how long ago it was shown last.
+/// Shows something once or repeatedly; returns the failure of the last time. `show` gets the time
+/// since the previous call.
 fn repeat(
     again: Again,
     mut show: impl FnMut(Option<Duration>) -> Result<Option<Failure>, Failure>,
@@ -412,7 +413,7 @@ fn show_status(names: &[String], everybody: bool, shown: &status::StatusView) ->
     let texts: Vec<String> = all.iter().map(|pool| status::text(pool, shown, &more(pool))).collect();
     match (none, texts.is_empty(), names) {
         (true, ..) => print("no pools available\n"),
-        // Nobody knows of the one that does not answer.
+        // The health of the missing pool is unknown.
         (false, true, []) if missing.is_some() => Ok(()),
         (false, true, []) => print("all pools are healthy\n"),
         (false, true, _) => print(&well.iter().map(|name| format!("pool '{name}' is healthy\n")).collect::<String>()),
@@ -523,12 +524,12 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     })
 }
 
-/// What `-n` shows: the lines of what is for everything, for metadata, for the log, and of spares.
+/// The layout that `-n` shows: lines for data, metadata, log and spares.
 #[derive(Default)]
 struct Layout([String; 4]);
 
 impl Layout {
-    /// That of a pool that is there. Of groups only the kind is told.
+    /// Returns the layout of an existing pool. Groups are shown by their kind only.
     fn of(figures: &Figures) -> Self {
         let line = |(depth, vdev): (usize, tree::Vdev<'_>)| {
             let name = vdev.name();
@@ -542,7 +543,7 @@ impl Layout {
         Self([data, special, log, spares])
     }
 
-    /// Further groups.
+    /// Adds further groups.
     fn add(&mut self, called: Called, devices: &[PathBuf], groups: &[(String, usize)]) {
         let mut rest = devices.iter();
         let line = |part: &mut String, indent: &str, device: &Path| {
@@ -574,10 +575,10 @@ impl Layout {
     }
 }
 
-/// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
+/// Refuses devices of an imported pool with the pool's name; -f does not override this.
 pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     for pool in figures(&[], false).0 {
-        // One that was taken out is nobody's.
+        // Removed devices are free.
         let own = || pool.devices.iter().filter(|there| there.role != "removed");
         let leads = |there: &DeviceFigures, device: &Path| match Address::parse(&device.to_string_lossy()) {
             Ok(address) => there.path == address.name() && there.endpoint == address.endpoint(),
@@ -599,15 +600,16 @@ pub(super) fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the command line in the history of a pool is one of `zpool`, which has exit codes of its own.
+/// Returns whether a command line in the history of a pool is one of `zpool`, which has its own
+/// exit codes.
 fn is_zpool(command: &str) -> bool {
     program(command) == ZPOOL
 }
 
-/// Whether a scrub that was waited for has come to its end and found nothing that is lost.
+/// Checks that a scrub has finished without finding errors.
 ///
 /// # Errors
-/// It has not.
+/// The scrub has found errors, or has not finished.
 fn scrub_is_good(owned: &Owned) -> Result<(), Failure> {
     let PoolAnswer::Status(status) = owned.pool("", PoolRequest::Status { names: false }, &mut tell)? else {
         return Ok(());
@@ -660,7 +662,7 @@ pub(super) fn list_of(owned: &Owned) -> Result<Figures, Failure> {
     }
 }
 
-/// Devices of a pool by the paths that it knows.
+/// Returns the paths under which the pool knows these devices; `verb` is named in errors.
 fn known(owned: &Owned, verb: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     let each = |word| {
         let doing = format!("cannot {verb} {}", Path::display(word));
@@ -669,7 +671,7 @@ fn known(owned: &Owned, verb: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>,
     Ok(words.iter().map(|word| each(word)).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// The same; what is to be done with them is told.
+/// Returns the paths under which the pool knows these devices; `doing` begins the error message.
 fn known_as(owned: &Owned, doing: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     let figures = list_of(owned)?;
     if words.iter().any(|word| named_device(&figures, word).is_none()) {
@@ -678,8 +680,8 @@ fn known_as(owned: &Owned, doing: &str, words: Vec<PathBuf>) -> Result<Vec<PathB
     of_pool(owned, words)
 }
 
-/// Devices of a pool by the paths that it knows; what it does not know, it refuses in its own
-/// words.
+/// Returns the paths under which the pool knows these devices; unknown words are unchanged, so that
+/// the pool's own error names them.
 fn of_pool(owned: &Owned, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     if words.is_empty() {
         return Ok(words);
@@ -782,7 +784,7 @@ fn label_clear(path: &Path, force: bool, is_zpool: bool) -> Result<(), Failure> 
     let found = match label::probe(&device) {
         Ok(None) => return Err(Failure::new(format!("failed to read label from {shown}: it has no label of a pool"))),
         Ok(Some(identity)) => Some(identity),
-        // One that cannot be read as one of ours may be cleared on demand.
+        // With -f, labels that cannot be read as a pool's may be cleared.
         Err(error) if !force => return Err(Failure::new(format!("{shown}: {error}")).next("-f clears it all the same")),
         Err(_) => None,
     };
@@ -798,7 +800,8 @@ fn label_clear(path: &Path, force: bool, is_zpool: bool) -> Result<(), Failure> 
     label::clear(&device).map_err(|error| Failure::new(format!("failed to clear label for {shown}: {error}")))
 }
 
-/// The imported pool of a device whose label names that pool: a path alone may be another disk's by now.
+/// Returns the name of the imported pool that the device's label names and whose device this is: a
+/// path alone may be another disk's now.
 fn pool_with(path: &Path) -> Option<String> {
     let identity = label::probe(&FileDevice::open_unlocked(path).ok()?).ok().flatten()?;
     let is_it = |device: &DeviceFigures| device.role != "removed" && same(Path::new(&device.path), path);
@@ -806,13 +809,13 @@ fn pool_with(path: &Path) -> Option<String> {
     pools.find(|pool| pool.name == identity.name && pool.devices.iter().any(is_it)).map(|pool| pool.name)
 }
 
-/// Asks the process that owns a pool; or, where devices are named, a pool that is opened here for
-/// reading alone. Notes are the answer.
+/// Sends a request to the process that owns a pool, or, where devices are named, opens the pool in
+/// this process, read-only. Notes are printed as output.
 fn offline(target: Target, request: PoolRequest) -> Result<PoolAnswer, Failure> {
     if target.places.is_empty() {
         return client::owned(&target.name.unwrap_or_default())?.pool("", request, &mut say);
     }
-    // Whoever looks at what is there is not kept from it by what is not.
+    // Damage must not prevent the inspection of intact parts.
     let access = if matches!(request, PoolRequest::Inspect(_)) { Access::Salvage } else { Access::ReadOnly };
     let imported = importing::read_only(&target, access)?;
     let mut said = Said;

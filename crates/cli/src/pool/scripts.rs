@@ -1,5 +1,5 @@
-//! `nacre pool status -c SCRIPT,...`: programs that tell more of each device, one column or several
-//! each, as `zpool` runs them.
+//! `nacre pool status -c SCRIPT,...`: programs that report more about each device, in one column or
+//! several, as `zpool` runs them.
 //!
 //! A program is named without a directory and lies in one of `ZPOOL_SCRIPTS_PATH` (else
 //! `~/.zpool.d` and `/etc/zfs/zpool.d`). It finds the device in `VDEV_PATH` and `VDEV_UPATH`, and
@@ -15,7 +15,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What programs have told: the columns in their order, and the values by device and column.
+/// Results of the programs: the columns in their order, and the values by device and column.
 #[derive(Clone, Debug, Default)]
 pub struct Columns {
     names: Vec<String>,
@@ -35,10 +35,10 @@ fn places() -> Vec<PathBuf> {
     own.into_iter().chain([PathBuf::from("/etc/zfs/zpool.d")]).collect()
 }
 
-/// The programs between commas, with their names.
+/// Finds the programs of a comma-separated list, with their names.
 ///
 /// # Errors
-/// One that there is not; root without leave.
+/// A program that does not exist; root without `ZPOOL_SCRIPTS_AS_ROOT`.
 pub fn find(names: &str) -> Result<Vec<(String, PathBuf)>, Failure> {
     if is_on("ZPOOL_SCRIPTS_ENABLED") == Some(false) {
         return Err(Failure::new("Can't run -c, disabled by ZPOOL_SCRIPTS_ENABLED."));
@@ -72,7 +72,7 @@ impl Columns {
     }
 
     fn run(&mut self, name: &str, program: &Path, device: &str) {
-        // What it is called by now, links resolved.
+        // The path with links resolved.
         let real = std::fs::canonicalize(device).map_or_else(|_| OsString::from(device), PathBuf::into_os_string);
         let mut command = Command::new(program);
         command.env("VDEV_PATH", device).env("VDEV_UPATH", real).env_remove("VDEV_ENC_SYSFS_PATH").stdin(Stdio::null());
@@ -112,17 +112,17 @@ impl Columns {
         self.names.iter().map(|name| format!("  {:>width$}", cell(name), width = self.width(name))).collect()
     }
 
-    /// The heads of the columns.
+    /// Returns the headings of the columns.
     pub fn heading(&self) -> String {
         self.line(|name| name)
     }
 
-    /// The columns of what is no device.
+    /// Returns empty columns, for a row that is no device.
     pub fn nothing(&self) -> String {
         self.line(|_| "")
     }
 
-    /// The columns of a device.
+    /// Returns the columns of a device.
     pub fn of(&self, device: &str) -> String {
         let own = self.values.get(device);
         self.line(|name| {

@@ -1,4 +1,4 @@
-//! Carries out what a command line asked of the shape of a pool ([`super::changing`]).
+//! Carries out topology changes of pools ([`super::changing`]).
 
 use super::{
     args,
@@ -13,7 +13,7 @@ use nacre_daemon::{
 };
 use std::path::{Path, PathBuf};
 
-/// Carries it out.
+/// Carries out a verb.
 pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
     let end = |owned: &Owned, wait: bool| if wait { done(owned, "", PoolRequest::AwaitReshape(None)) } else { Ok(()) };
     match what {
@@ -29,7 +29,8 @@ pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
                 return if holding.is_empty() { Ok(()) } else { plan(&owned, Intended::Remove(holding), exact) };
             }
             let told = if holding.is_empty() { command } else { "" };
-            // What may be refused comes first: then nothing has changed.
+            // Data devices come first, since their removal may be refused: then nothing has
+            // changed.
             if !holding.is_empty() {
                 changed(&owned, command, PoolRequest::Leave { devices: holding, force })?;
             }
@@ -95,12 +96,12 @@ pub fn run(what: Changing, command: &str) -> Result<(), Failure> {
     }
 }
 
-/// Has something changed that says on the way what it gives.
+/// Requests a change and prints the pool's notes about its effect.
 fn changed(owned: &Owned, command: &str, request: PoolRequest) -> Result<(), Failure> {
     owned.pool(command, request, &mut say).map(drop)
 }
 
-/// Whether nothing has to be moved before a part is removed: spares, and what is for the log alone.
+/// Returns whether a part is removed without moving data: a spare, or a part of the log.
 fn goes_at_once(figures: &Figures, part: &Path) -> bool {
     let at = figures.devices.iter().position(|device| part == Path::new(&device.path));
     let is_spare = at.and_then(|at| figures.devices.get(at)).is_some_and(|device| !device.role.is_empty());
@@ -109,15 +110,15 @@ fn goes_at_once(figures: &Figures, part: &Path) -> bool {
     is_spare || figures.groups.iter().any(|group| group.class == LOG && concerns(group))
 }
 
-/// Tells what a change would give.
+/// Reports the effect of a change.
 ///
 /// # Errors
-/// It cannot be.
+/// The change is impossible.
 pub fn plan(owned: &Owned, intended: Intended, exact: bool) -> Result<(), Failure> {
     owned.pool("", PoolRequest::Plan { intended, exact }, &mut say).map(drop)
 }
 
-/// Devices by the paths that the pool knows, and groups by what they are called.
+/// Returns the paths under which the pool knows devices, and the names of groups.
 pub fn parts(owned: &Owned, verb: &str, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
     let figures = list_of(owned)?;
     let part = |word: PathBuf| {
@@ -132,13 +133,13 @@ pub fn parts(owned: &Owned, verb: &str, words: Vec<PathBuf>) -> Result<Vec<PathB
     words.into_iter().map(part).collect()
 }
 
-/// The name of a group, as the pool knows it.
+/// Returns the name of the group that `word` names.
 fn group_called<'a>(figures: &'a Figures, word: &Path) -> Option<&'a str> {
     let word = word.to_str()?;
     figures.groups.iter().map(|group| group.name.as_str()).find(|name| *name == word)
 }
 
-/// Whether a word names a group.
+/// Returns whether a word names a group.
 pub fn is_group(owned: &Owned, word: &Path) -> Result<bool, Failure> {
     Ok(group_called(&list_of(owned)?, word).is_some())
 }

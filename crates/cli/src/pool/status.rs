@@ -13,25 +13,25 @@ use nacre_admin::pool::{
 use nacre_daemon::pool::{dates, expected::UNAVAILABLE};
 use nacre_pool::properties::size::human_bytes;
 
-/// What is shown of pools.
+/// Content and form of `status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusView {
     pub form: PoolForm,
-    /// As JSON, devices lie beside the pool's own.
+    /// As JSON, devices stand next to the root vdev.
     pub flat: bool,
-    /// Damaged files by name.
+    /// List damaged files by name.
     pub verbose: bool,
-    /// What devices were told of free room.
+    /// Show the progress of TRIM for each device.
     pub trim: bool,
-    /// Only pools with something wrong.
+    /// Show only unhealthy pools.
     pub only_ill: bool,
-    /// Only devices with something wrong.
+    /// Show only unhealthy devices.
     pub ill_devices: bool,
-    /// Programs that tell more of each device.
+    /// Programs that report more about each device.
     pub scripts: Option<String>,
 }
 
-/// Whether something is wrong with a pool.
+/// Returns whether something is wrong with a pool.
 pub fn is_ill(status: &Status) -> bool {
     let figures = &status.figures;
     let devices = there(figures).any(|device| device_is_ill(figures, device));
@@ -39,23 +39,23 @@ pub fn is_ill(status: &Status) -> bool {
     is_lost(figures) || figures.suspended.is_some() || devices || groups || status.damaged > 0
 }
 
-/// The devices that belong to a pool.
+/// Returns the devices that belong to a pool.
 fn there(figures: &Figures) -> impl Iterator<Item = &DeviceFigures> {
     figures.devices.iter().filter(|device| device.role != "removed")
 }
 
-/// Whether something is wrong with a device.
+/// Returns whether something is wrong with a device.
 pub fn device_is_ill(figures: &Figures, device: &DeviceFigures) -> bool {
     device_state(figures, device) != "ONLINE" || errors(device) != [0; 3]
 }
 
-/// Errors of a device: reading, writing, checksums.
+/// Returns the errors of a device: reads, writes, checksums.
 pub fn errors(device: &DeviceFigures) -> [u64; 3] {
     [device.counts.read_errors, device.counts.write_errors, device.counts.checksum_errors]
 }
 
-/// Those of all devices of a pool together; in groups none: what one device cannot read, others can,
-/// and what none can is told by name.
+/// Returns the sum of the errors of all devices without redundancy. Errors of devices in groups are
+/// repaired from the others; unrecoverable ones are listed as damaged files.
 pub fn all_errors(figures: &Figures) -> [u64; 3] {
     let alone = tree::tops(figures).into_iter().filter_map(|top| match top.vdev {
         Vdev::Leaf(device) => Some(device),
@@ -64,12 +64,13 @@ pub fn all_errors(figures: &Figures) -> [u64; 3] {
     alone.map(errors).fold([0; 3], |[a, b, c], [d, e, f]| [a + d, b + e, c + f])
 }
 
-/// Whether the process that owned it has ended without letting it go.
+/// Returns whether the process that owned it has ended without an export.
 fn is_lost(figures: &Figures) -> bool {
     figures.health == UNAVAILABLE
 }
 
-/// Of how long the requests are that a month's cost is about, where that is short.
+/// Returns the time since the import where it is below an hour: the requests of the monthly cost
+/// are extrapolated from it.
 fn of_minutes(figures: &Figures) -> String {
     match figures.now.saturating_sub(figures.since) / 60 {
         minutes @ 0..60 => format!(", {} minutes ago", minutes.max(1)),
@@ -77,12 +78,12 @@ fn of_minutes(figures: &Figures) -> String {
     }
 }
 
-/// The state of a device of a pool.
+/// Returns the state of a device of a pool.
 pub fn device_state(figures: &Figures, device: &DeviceFigures) -> &'static str {
     if is_lost(figures) { UNAVAILABLE } else { device.health() }
 }
 
-/// The text for one pool. `more`: what programs tell of its devices.
+/// Formats the status of a pool. `more`: columns of the programs.
 pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     let figures = &status.figures;
     let mut text = format!("  pool: {}\n state: {}\n", figures.name, figures.health);
@@ -146,7 +147,7 @@ pub fn text(status: &Status, shown: &StatusView, more: &Columns) -> String {
     text
 }
 
-/// What was asked of a bucket since the import.
+/// Describes the requests to a bucket since the import.
 fn asked(requests: &RequestFigures) -> String {
     let RequestFigures { puts, gets, lists, deletes, again, sent, received, kept } = *requests;
     let (sent, received) = (human_bytes(sent), human_bytes(received));
@@ -161,7 +162,7 @@ fn asked(requests: &RequestFigures) -> String {
     format!("{puts} PUT, {gets} GET, {lists} LIST, {deletes} DELETE{again}; {sent} sent, {received} received{kept}")
 }
 
-/// What is wrong, and what to do.
+/// Returns the problem of a pool and the recommended action.
 pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     let figures = &status.figures;
     if is_lost(figures) {
@@ -282,7 +283,7 @@ pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     Vec::new()
 }
 
-/// What is wrong with devices that their groups can do without.
+/// Returns the problem of devices whose groups still work without them.
 fn of_groups(figures: &Figures) -> Option<Vec<(&'static str, String)>> {
     let is = |state: &str| there(figures).any(|device| device.standing == state);
     let (status, action) = if there(figures).any(|device| device.deleted.is_some()) {
@@ -322,7 +323,7 @@ fn of_groups(figures: &Figures) -> Option<Vec<(&'static str, String)>> {
     Some(vec![("status", status.to_owned()), ("action", action)])
 }
 
-/// What is told of devices that are being made whole, or were.
+/// Describes a running or finished resilver.
 fn resilver(report: &ScrubReport, now: u64) -> Option<String> {
     let repaired = human_bytes(report.repaired);
     Some(match report.phase {
@@ -395,7 +396,7 @@ fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
     })
 }
 
-/// How far a device was told of free room.
+/// Describes the progress of TRIM on a device.
 fn trimmed(trim: &TrimReport) -> String {
     let done = percent(trim.passed, trim.total);
     match trim.phase {
@@ -408,7 +409,7 @@ fn trimmed(trim: &TrimReport) -> String {
     }
 }
 
-/// What is told of a device behind its errors.
+/// Returns the remark after a device's errors.
 fn remark(figures: &Figures, device: &DeviceFigures, shown: &StatusView) -> String {
     let why = match device_state(figures, device) {
         _ if is_lost(figures) => return String::new(),
@@ -420,7 +421,7 @@ fn remark(figures: &Figures, device: &DeviceFigures, shown: &StatusView) -> Stri
     why.to_owned() + &trim + if device.resilvering { "  (resilvering)" } else { changing::remark(device) }
 }
 
-/// The tree of groups and devices with their errors.
+/// Formats the tree of groups and devices with their errors.
 fn config(figures: &Figures, shown: &StatusView, more: &Columns) -> String {
     let wanted = |device: &DeviceFigures| !shown.ill_devices || device_is_ill(figures, device);
     let shown_rows = |(class, heading): (&str, Option<&'static str>)| {

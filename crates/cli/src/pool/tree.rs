@@ -1,5 +1,5 @@
-//! What a pool consists of, as `zpool` shows it: groups with their devices, and devices for
-//! themselves. Pure.
+//! The vdev tree of a pool, as `zpool` shows it: groups with their devices, and top-level devices.
+//! Pure.
 
 use super::status;
 use nacre_admin::pool::{
@@ -9,21 +9,22 @@ use nacre_admin::pool::{
 use nacre_daemon::pool::expected::UNAVAILABLE;
 use std::borrow::Cow;
 
-/// What the device is called that stands for the whole pool.
+/// Name of the root vdev.
 pub const ROOT: &str = "root-0";
 
-/// A part of a pool, or all of it.
+/// A vdev of a pool, or the root.
 #[derive(Clone, Copy, Debug)]
 pub enum Vdev<'a> {
     Root,
     Group(&'a GroupFigures),
-    /// A device of a group, by its number there, with another one that stands beside it.
+    /// A device with the one that is replacing it, by the number in its group: a `replacing` or
+    /// `spare` vdev.
     Pair(usize, &'a DeviceFigures, &'a DeviceFigures),
     Leaf(&'a DeviceFigures),
 }
 
 impl<'a> Vdev<'a> {
-    /// What it is called.
+    /// Returns the name of the vdev.
     pub fn name(&self) -> Cow<'a, str> {
         match self {
             Self::Root => ROOT.into(),
@@ -33,7 +34,7 @@ impl<'a> Vdev<'a> {
         }
     }
 
-    /// Its state.
+    /// Returns the state of the vdev.
     pub fn state(&self, pool: &'a Figures) -> &'a str {
         match self {
             Self::Root => &pool.health,
@@ -47,7 +48,7 @@ impl<'a> Vdev<'a> {
         }
     }
 
-    /// The devices that it consists of.
+    /// Returns the devices of the vdev.
     pub fn devices(&self, pool: &'a Figures) -> Vec<&'a DeviceFigures> {
         match self {
             Self::Root => pool.devices.iter().filter(|device| device.role != "removed").collect(),
@@ -58,12 +59,12 @@ impl<'a> Vdev<'a> {
     }
 }
 
-/// The spares of a pool.
+/// Returns the spares of a pool.
 pub fn spares(pool: &Figures) -> impl Iterator<Item = &DeviceFigures> {
     pool.devices.iter().filter(|device| device.role == "spare")
 }
 
-/// What a spare is doing, in the words of ZFS.
+/// Returns the state of a spare in the words of ZFS.
 pub fn spare_state(device: &DeviceFigures) -> &'static str {
     match (device.beside, device.health()) {
         (Some(_), _) => "INUSE",
@@ -72,7 +73,7 @@ pub fn spare_state(device: &DeviceFigures) -> &'static str {
     }
 }
 
-/// A device of a group, or what stands for it and for another one beside it.
+/// Returns a device of a group, as a pair where another one is replacing it.
 fn part<'a>(pool: &'a Figures, number: usize, device: &'a DeviceFigures) -> Vdev<'a> {
     let at = pool.devices.iter().position(|there| std::ptr::eq(there, device));
     let beside =
@@ -80,7 +81,7 @@ fn part<'a>(pool: &'a Figures, number: usize, device: &'a DeviceFigures) -> Vdev
     beside.map_or(Vdev::Leaf(device), |beside| Vdev::Pair(number, device, beside))
 }
 
-/// What a device lies directly below of, if not of the pool.
+/// Returns the parent of a device, unless that is the root.
 pub fn above<'a>(pool: &'a Figures, device: &DeviceFigures) -> Option<Vdev<'a>> {
     let is = |other: &DeviceFigures| std::ptr::eq(other, device);
     for top in tops(pool) {
@@ -95,21 +96,21 @@ pub fn above<'a>(pool: &'a Figures, device: &DeviceFigures) -> Option<Vdev<'a>> 
     None
 }
 
-/// The group that a device is in, unless it is for itself.
+/// Returns the group of a device, if it is in one.
 pub fn group_of<'a>(pool: &'a Figures, device: &DeviceFigures) -> Option<Vdev<'a>> {
     let is_in = |vdev: &Vdev<'_>| vdev.devices(pool).iter().any(|own| std::ptr::eq(*own, device));
     tops(pool).into_iter().map(|top| top.vdev).find(|vdev| matches!(vdev, Vdev::Group(_)) && is_in(vdev))
 }
 
-/// What a pool consists of directly, with the devices below it.
+/// A top-level vdev with its children.
 pub struct Top<'a> {
     pub vdev: Vdev<'a>,
     pub below: Vec<Vdev<'a>>,
-    /// The class of its group.
+    /// Its class.
     pub class: &'a str,
 }
 
-/// The groups of a pool, and its devices that are in none.
+/// Returns the top-level vdevs of a pool: groups, and devices without a group.
 pub fn tops(pool: &Figures) -> Vec<Top<'_>> {
     if pool.groups.is_empty() {
         return alone(pool, "", pool.devices.iter().collect());
@@ -132,11 +133,10 @@ fn of_group<'a>(pool: &'a Figures, group: &'a GroupFigures) -> Vec<Top<'a>> {
     vec![Top { vdev, below, class: &group.class }]
 }
 
-/// The parts in which a pool is shown: of which class the groups are, and what stands above them. Spares
-/// come after these.
+/// The sections of a shown pool: the class of their vdevs, and their heading. Spares follow these.
 pub const PARTS: [(&str, Option<&str>); 3] = [("", None), (SPECIAL, Some("special")), (LOG, Some("logs"))];
 
-/// What the groups of a class consist of, from above, each with how deep it lies.
+/// Returns the vdevs of a class, parents first, each with its depth.
 pub fn rows<'a>(pool: &'a Figures, class: &str) -> Vec<(usize, Vdev<'a>)> {
     let mut rows = Vec::new();
     for top in tops(pool).into_iter().filter(|top| top.class == class) {
@@ -146,7 +146,7 @@ pub fn rows<'a>(pool: &'a Figures, class: &str) -> Vec<(usize, Vdev<'a>)> {
     rows
 }
 
-/// The same of all groups.
+/// Returns the vdevs of all classes, each with its depth.
 pub fn all_rows(pool: &Figures) -> impl Iterator<Item = (usize, Vdev<'_>)> {
     PARTS.into_iter().flat_map(|(class, _)| rows(pool, class))
 }

@@ -1,5 +1,6 @@
-//! Verbs of `zpool` that pools of this version do not have, and their refusals, which are those of `zpool` where it has the
-//! same: a pool or device that does not exist, a checkpoint or an initialization that does not exist.
+//! Verbs of `zpool` that pools of this version do not support. The refusals are those of `zpool`
+//! where it refuses the same: a pool or device that does not exist, a checkpoint or an
+//! initialization that does not exist.
 
 use super::called::named_device;
 use nacre_admin::pool::Figures;
@@ -10,7 +11,7 @@ use nacre_daemon::{
 };
 use std::{os::unix::ffi::OsStrExt, path::PathBuf};
 
-/// A verb that is refused.
+/// An unsupported verb.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unserved {
     pub verb: &'static str,
@@ -102,13 +103,13 @@ pub const UNSERVED: [Unserved; 9] = [
 ];
 
 impl Unserved {
-    /// The verb of this name.
+    /// Returns the verb of this name.
     pub fn find(verb: &str) -> Option<&'static Self> {
         UNSERVED.iter().find(|unserved| unserved.verb == verb)
     }
 }
 
-/// A command line with such a verb.
+/// A command line with an unsupported verb.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnservedCall {
     unserved: &'static Unserved,
@@ -117,7 +118,7 @@ pub struct UnservedCall {
 }
 
 impl UnservedCall {
-    /// Reads the arguments behind the verb.
+    /// Parses the arguments after the verb.
     ///
     /// # Errors
     /// No such verb, or too few arguments.
@@ -152,7 +153,7 @@ impl UnservedCall {
         Ok(asked)
     }
 
-    /// Reads options of one letter in one word; answers the one whose value is the next word.
+    /// Parses options of one letter in one word; returns the one whose value is the next word.
     ///
     /// # Errors
     /// A letter that the verb does not have.
@@ -175,7 +176,7 @@ fn invalid(option: &str) -> Failure {
     Failure::usage(format!("invalid option '{option}'"))
 }
 
-/// The refusal of a command line, after a look at the pool and the devices that it names.
+/// Returns the refusal of a command line, after a look at the pool and the devices that it names.
 ///
 /// `figures` asks the process of the pool for its devices.
 pub fn refusal(asked: &UnservedCall, figures: fn(&Owned) -> Result<Figures, Failure>) -> Failure {
@@ -199,7 +200,7 @@ pub fn refusal(asked: &UnservedCall, figures: fn(&Owned) -> Result<Figures, Fail
     }
 }
 
-/// The refusal of `initialize`, which names a device where one was named.
+/// Returns the refusal of `initialize`, which names a device where the command line does.
 fn initialize(asked: &UnservedCall, figures: &Figures, pool: &str) -> Failure {
     let doing = match asked.options.chars().find(|letter| "csu".contains(*letter)) {
         Some('c') => "cancel initializing",

@@ -1,4 +1,4 @@
-//! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it.
+//! `nacre pool upgrade`: the formats that this program supports, and the pools with an older one.
 //! Pure.
 
 use nacre_admin::pool::{
@@ -7,7 +7,7 @@ use nacre_admin::pool::{
 };
 use nacre_pool::label;
 
-/// `-v`: all that this program knows.
+/// Returns the text of `-v`: all supported formats and features.
 pub fn known() -> String {
     format!(
         "This program knows version {} of the format, and no other.\n\nThe following features are supported:\n\n\
@@ -21,7 +21,7 @@ pub fn known() -> String {
     )
 }
 
-/// Pools that lack something.
+/// Returns the list of pools that lack features.
 pub fn lacking(pools: &[Figures]) -> String {
     let lacking: Vec<&Figures> = pools.iter().filter(|pool| !(pool.redundant_metadata && pool.ordered_names)).collect();
     if lacking.is_empty() {

@@ -1,5 +1,6 @@
-//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices and groups, by the names and in the
-//! order of OpenZFS. What nobody counts or knows here is `-`. Pure but for [`asked`].
+//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices and groups, by the names and
+//! in the order of OpenZFS. Properties that are not counted or not known here are `-`. Pure except
+//! for [`asked`].
 
 use super::{
     called, chosen,
@@ -20,7 +21,7 @@ use nacre_daemon::{
 };
 use std::path::Path;
 
-/// The properties, with the heads of their columns, by which they may be named as well.
+/// The properties with the headings of their columns, which are accepted as names, too.
 const PROPERTIES: [(&str, &str); 51] = [
     ("capacity", "CAP"),
     ("state", "STATE"),
@@ -75,15 +76,15 @@ const PROPERTIES: [(&str, &str); 51] = [
     ("slow_ios", "SLOW"),
 ];
 
-/// What could be set in ZFS and is not here: its value is nobody's.
+/// Properties that can be set in ZFS only: they never have a value here.
 const SETTABLE: [&str; 9] =
     ["comment", "bootsize", "failfast", "checksum_n", "checksum_t", "io_n", "io_t", "slow_io_n", "slow_io_t"];
 
-/// What `get` prints where the names are those of a pool and of its devices; `None` where they are
+/// Returns the output of `get` where the names are a pool and its devices; `None` where they are
 /// pools.
 ///
 /// # Errors
-/// Names that are neither; a property that there is not.
+/// Names that are neither; a property that does not exist.
 pub fn asked(
     names: &[String],
     wanted: &[String],
@@ -131,7 +132,7 @@ fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
     }
 }
 
-/// The properties that are meant by these words.
+/// Returns the properties that these words name.
 fn resolved(words: &[String]) -> Result<Vec<String>, Failure> {
     if words.iter().any(|word| word == "all") {
         return Ok(PROPERTIES.iter().map(|(name, _)| (*name).to_owned()).collect());
@@ -150,7 +151,7 @@ fn resolved(words: &[String]) -> Result<Vec<String>, Failure> {
     words.iter().map(one).collect()
 }
 
-/// The value of a property of a device.
+/// Returns the value of a property of a vdev.
 pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let plain = |text: String| Value { human: text.clone(), exact: text, source: "-" };
     let nothing = |source| Value { source, ..plain("-".to_owned()) };
@@ -163,7 +164,7 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
     let parent = || {
         let above = match vdev {
             Vdev::Leaf(device) => tree::above(pool, device),
-            // Where its device would be.
+            // The group that its device is in.
             Vdev::Pair(_, device, _) => tree::group_of(pool, device),
             _ => None,
         };
@@ -191,7 +192,7 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         ("numchildren", _) => number(children().len() as u64),
         ("parity", Vdev::Group(group)) if group.kind == "raidz" => number(group.parity as u64),
         ("asize", vdev) => value(pool, vdev, "size"),
-        // A process of an earlier version does not tell.
+        // A process of an older version does not report the length.
         ("psize", _) if devices.iter().all(|device| device.length > 0) => {
             bytes(devices.iter().map(|device| device.length).sum())
         }
@@ -209,12 +210,12 @@ pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
         ("read_bytes", _) => bytes(sum(&|counts| counts.read_bytes)),
         ("write_bytes", _) => bytes(sum(&|counts| counts.written_bytes)),
         ("trim_ops", _) => number(devices.iter().filter_map(|device| device.spread.times.last()).flatten().sum()),
-        // What no device of such a pool ever has, or is asked for.
+        // Always zero: no device here has parity or receives these requests.
         ("parity" | "initialize_errors" | "null_ops" | "free_ops" | "claim_ops", _) => number(0),
         ("null_bytes" | "free_bytes" | "claim_bytes", _) => bytes(0),
         ("removing" | "raidz_expanding", _) => plain("off".to_owned()),
         ("allocating", _) => plain("on".to_owned()),
-        // Only trying tells.
+        // Support is known only after a TRIM.
         ("trim_support", Vdev::Leaf(device)) if device.trim.unsupported => plain("off".to_owned()),
         ("trim_support", Vdev::Leaf(device)) if device.trim.phase != Phase::Never => plain("on".to_owned()),
         _ => nothing("-"),

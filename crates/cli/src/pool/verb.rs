@@ -1,4 +1,4 @@
-//! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
+//! The requests of `nacre pool`'s command lines, as plain data. Pure: arguments in, verbs out.
 
 use super::{
     args, called::Called, changing, form::PoolForm, histograms::Of, iostat::IostatColumns, status,
@@ -10,14 +10,14 @@ use nacre_admin::pool::{Extent, ScrubOrder, TrimOrder, inspect::Wanted, properti
 use nacre_daemon::failure::Failure;
 use std::{ffi::OsString, path::PathBuf};
 
-/// What to do with pools.
+/// A verb on pools.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PoolVerb {
-    /// Make one.
+    /// Create a pool.
     Create(ToCreate),
-    /// Destroy one.
+    /// Destroy a pool.
     Destroy { name: String, force: bool },
-    /// A table of pools.
+    /// Show a table of pools.
     List {
         form: PoolForm,
         columns: Option<Vec<String>>,
@@ -26,9 +26,9 @@ pub enum PoolVerb {
         everybody: bool,
         again: Again,
     },
-    /// Their health.
+    /// Show the health of pools.
     Status { shown: status::StatusView, names: Vec<String>, everybody: bool, again: Again },
-    /// More devices.
+    /// Add devices.
     Add {
         name: String,
         devices: Vec<PathBuf>,
@@ -38,70 +38,70 @@ pub enum PoolVerb {
         only_say: bool,
         called: Called,
     },
-    /// Import some, or show which could be.
+    /// Import pools, or show the importable ones.
     Import(ToImport),
-    /// Let some go.
+    /// Export pools.
     Export { names: Vec<String>, all: bool, force: bool },
     /// Show properties.
     Get { form: PoolForm, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
-    /// Use more of devices.
+    /// Use the full size of devices that have grown.
     Expand { name: String, devices: Vec<PathBuf> },
-    /// Bring devices back that were taken offline or have failed.
+    /// Bring devices online that were taken offline or have failed.
     Online { name: String, devices: Vec<PathBuf> },
     /// Take devices offline.
     Offline { name: String, devices: Vec<PathBuf> },
-    /// Put another device in the place of one.
+    /// Replace a device.
     Replace { name: String, old: PathBuf, new: PathBuf, size: Option<u64>, force: bool, wait: bool },
-    /// One more copy beside a device.
+    /// Add a mirror device next to an existing one, or a device to a group.
     Attach { name: String, beside: PathBuf, new: PathBuf, size: Option<u64>, force: bool, only_say: bool, wait: bool },
     /// Take a device out of its mirror.
     Detach { name: String, device: PathBuf },
-    /// Change the shape of a pool.
+    /// Change the topology of a pool.
     Changing(changing::Changing),
-    /// Set one.
+    /// Set a property.
     Set { name: String, value: String, pool: String },
-    /// Show what was done.
+    /// Show the command history.
     History { names: Vec<String>, internal: bool, long: bool },
-    /// Show what has happened.
+    /// Show events.
     Events { name: Option<String>, follow: bool, verbose: bool, scripted: bool, clear: bool },
-    /// Show what devices do.
+    /// Show I/O statistics.
     Iostat { form: PoolForm, verbose: bool, shown: IostatColumns, names: Vec<String>, again: Again },
-    /// Verify, or end that.
+    /// Start, pause or stop a scrub.
     Scrub { names: Vec<String>, all: bool, order: ScrubOrder, rate: Option<u64>, wait: bool },
-    /// Tell devices of free room, or end that.
+    /// Start, suspend or cancel a TRIM.
     Trim { pool: String, devices: Vec<PathBuf>, order: TrimOrder, wait: bool },
-    /// Wait for the end of what goes on by itself: these, or all.
+    /// Wait until background activities end: the named ones, or all.
     Wait { name: String, activities: Vec<String> },
-    /// Make everything durable.
+    /// Make all writes durable.
     Sync { names: Vec<String> },
-    /// Forget errors.
+    /// Clear the errors of devices.
     Clear { name: String, device: Option<PathBuf> },
     /// Remove the labels of a device.
     LabelClear { device: PathBuf, force: bool },
     /// Print the label of a device for udev.
     Probe { device: PathBuf },
-    /// Show the format.
+    /// Show the on-disk structures.
     Inspect { target: Target, wanted: Wanted },
-    /// Check everything.
+    /// Check all structures and checksums.
     Check { target: Target },
-    /// Which formats and features there are, which pools lack some, or enabling them.
+    /// Show the formats and features, or the pools that lack some, or enable them.
     Upgrade { list: bool, all: bool, names: Vec<String> },
-    /// The version.
+    /// Print the version.
     Version { json: bool },
-    /// What pools of this version cannot do.
+    /// A verb that is not supported.
     Unserved(UnservedCall),
 }
 
-/// A pool that is imported, or one that is read from its devices.
+/// An imported pool, or one that is opened from its devices.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Its name or number; where devices are named, it may be missing.
+    /// Its name or GUID; may be missing where devices are named.
     pub name: Option<String>,
-    /// Where to look for its devices.
+    /// Where to search for its devices.
     pub places: Vec<PathBuf>,
 }
 
-/// A pool to be made.
+/// A pool to create.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ToCreate {
     pub name: String,
@@ -117,26 +117,26 @@ pub struct ToCreate {
     pub survive: bool,
 }
 
-/// Pools to be imported.
+/// Pools to import.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ToImport {
     pub name: Option<String>,
-    /// The one at the place that is named.
+    /// Import the pool at the named location.
     pub at: bool,
     pub new: Option<String>,
     pub all: bool,
     pub destroyed: bool,
     pub places: Vec<PathBuf>,
-    /// Where it is written down where pools lie.
+    /// File in which the locations of pools are recorded.
     pub cachefile: Option<PathBuf>,
     pub properties: Vec<(String, String)>,
     pub altroot: Option<PathBuf>,
     pub force: bool,
-    /// The content is trusted, although other writers of the bucket exist.
+    /// Trust the content although other writers of the bucket exist.
     pub trust: bool,
     pub rewind: bool,
     pub temporary: bool,
-    /// Also where devices for the log are missing.
+    /// Import even where log devices are missing.
     pub without_log: bool,
     pub txg: Option<u64>,
     pub only_say: bool,
@@ -146,18 +146,18 @@ pub struct ToImport {
     pub foreground: bool,
 }
 
-/// How often something is shown, and with which time before it.
+/// Repetition of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Again {
-    /// Seconds in between; `None`: once.
+    /// Seconds between tables; `None`: one table.
     pub interval: Option<f64>,
-    /// How often; `None`: until interrupted.
+    /// Number of tables; `None`: until interrupted.
     pub count: Option<u64>,
-    /// `u`: seconds since 1970, `d`: a date.
+    /// Time before each table: `u`: seconds since 1970, `d`: a date.
     pub time: Option<char>,
-    /// Leave out what was summed up since the import.
+    /// Omit the first table, which covers the time since the import.
     pub not_since_import: bool,
-    /// Headings stand over the first table alone.
+    /// Print headings over the first table only.
     pub headings_once: bool,
 }
 
@@ -182,7 +182,7 @@ fn bytes(matches: &ArgMatches, name: &str) -> Result<Option<u64>, Failure> {
     text(matches, name).map(parse).transpose()
 }
 
-/// Whether a flag is there, which not every verb knows.
+/// Returns whether a flag is set; `false` where the verb does not have it.
 fn has(matches: &ArgMatches, name: &str) -> bool {
     matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false)
 }
@@ -208,7 +208,7 @@ fn called_of(matches: &ArgMatches) -> Called {
     }
 }
 
-/// Names, and `[INTERVAL [COUNT]]` behind them.
+/// Parses names with `[INTERVAL [COUNT]]` after them.
 fn names_again(matches: &ArgMatches) -> Result<(Vec<String>, Again), Failure> {
     let (names, interval, count) = args::interval(texts(matches, "POOL"))?;
     let time = text(matches, "time").and_then(|text| text.chars().next());
@@ -220,7 +220,7 @@ fn target_of(matches: &ArgMatches) -> Target {
     Target { name: text(matches, "POOL"), places: paths(matches, "places") }
 }
 
-/// Reads what `clap` has matched.
+/// Parses the matched arguments of `nacre pool`.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.
@@ -450,7 +450,7 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
     })
 }
 
-/// `-R`, or the property of that meaning, which is not stored.
+/// Returns `-R`, or the property `altroot`, which is not stored.
 fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> Result<Option<PathBuf>, Failure> {
     let place = properties.iter().position(|(name, _)| name == "altroot");
     let property = place.map(|place| PathBuf::from(properties.remove(place).1));
@@ -463,7 +463,7 @@ fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> R
     }
 }
 
-/// The way to an object store.
+/// Returns the settings of the object store.
 fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
     let path = |name| paths(matches, name).pop();
     let absolute = |path: PathBuf| {
@@ -484,7 +484,7 @@ fn way_of(matches: &ArgMatches) -> Result<nacre_remote::Settings, Failure> {
 fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
     let settings = way_of(matches)?;
     let mut places = paths(matches, "places");
-    // An address says which pool is meant.
+    // An address identifies its pool.
     let mut name = text(matches, "POOL");
     let at = name.take_if(|name| nacre_remote::is_address(name.as_ref()));
     places.extend(at.iter().map(PathBuf::from));

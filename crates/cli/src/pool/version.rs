@@ -1,13 +1,13 @@
-//! The version, as `zfs` and `zpool` tell it.
+//! The version in the form of `zfs` and `zpool`.
 
-/// The version as `zfs` and `zpool` tell it: of the commands and of what is in the kernel, both of
-/// which are this program. The first number is that of the OpenZFS whose letters, tables and JSON
-/// are taken over, since programs choose by it how to call us.
+/// Returns the version in the form of `zfs` and `zpool`: one line for the commands and one for the
+/// kernel module, both of which are this program. The first number is the version of OpenZFS whose
+/// letters, tables and JSON are implemented, since programs choose by it how to call us.
 pub fn zfs_version() -> [String; 2] {
     ["zfs", "zfs-kmod"].map(|part| format!("{part}-2.3.0-nacre{}", env!("CARGO_PKG_VERSION")))
 }
 
-/// What `version` prints, of `program` as it was called by `command`.
+/// Returns the output of `version`, of `program` as it was called by `command`.
 pub fn version(program: &str, command: &str, json: bool) -> String {
     let [userland, kernel] = zfs_version();
     if json {

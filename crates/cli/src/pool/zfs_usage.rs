@@ -1,9 +1,9 @@
-//! What the program says to a wrong call of a verb of pools or file systems: the sentences of `zfs`
-//! and `zpool`, and how the verb is used. Called by these names it has their form as well; as
-//! `nacre pool` and `nacre fs` ours.
+//! Error messages for wrong calls of verbs of pools or file systems: the sentences of `zfs` and
+//! `zpool`, and the usage of the verb. Called by these names the program has their form as well; as
+//! `nacre pool` and `nacre fs` nacre's own.
 //!
-//! Made from the tables of [`super::command`] and of `fs`, so that what is shown is what is taken.
-//! Pure but for [`report`] and [`refuse`].
+//! Generated from the tables of [`super::command`] and of `fs`, so that usage and parser agree.
+//! Pure except for [`report`] and [`refuse`].
 
 use super::unserved::Unserved;
 use clap::{
@@ -17,10 +17,10 @@ use nacre_daemon::{
 };
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
-/// The longest list of arguments that is shown after an error, characters.
+/// Maximum length of an argument list that is shown after an error, characters.
 const USAGE_WIDTH: usize = 100;
 
-/// The words of a command line with `--help` in the place of what ZFS takes for it: `-?`, `help`, `help VERB`.
+/// Replaces ZFS' words for help (`-?`, `help`, `help VERB`) by `--help`.
 pub fn with_help(arguments: Vec<OsString>) -> Vec<OsString> {
     let words = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
     let mut words: Vec<OsString> = words.collect();
@@ -31,16 +31,15 @@ pub fn with_help(arguments: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// Tells of a command line that the table does not take; help and the version come this way as
-/// well.
+/// Reports a command line that the parser rejects; help and the version are handled here as well.
 pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> ExitCode {
     if error.kind() == ErrorKind::DisplayVersion {
-        // Nobody is left to tell when the output is closed.
+        // The output may be closed: nothing can be reported then.
         let _ = writeln!(std::io::stdout(), "{}", super::version::zfs_version().join("\n"));
         return ExitCode::SUCCESS;
     }
     if error.kind() == ErrorKind::DisplayHelp {
-        // Nobody is left to tell when the output is closed.
+        // The output may be closed: nothing can be reported then.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -48,7 +47,7 @@ pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> E
     ExitCode::from(Exit::Usage as u8)
 }
 
-/// Tells of what failed; of a wrong call also how the verb is used.
+/// Reports a failure; for a wrong call also the usage of the verb.
 pub fn refuse(failure: &Failure, program: &str, table: &Command, arguments: &[OsString]) -> ExitCode {
     if failure.exit != Exit::Usage {
         return Failure { next: in_zfs_words(&failure.next), ..failure.clone() }.report(program);
@@ -57,12 +56,13 @@ pub fn refuse(failure: &Failure, program: &str, table: &Command, arguments: &[Os
     ExitCode::from(failure.code(program))
 }
 
-/// A hint with the names that the program was called by: `zfs` and `zpool` take the same commands.
+/// Replaces nacre's command names in a hint by `zfs` and `zpool`, which take the same commands.
 fn in_zfs_words(hint: &str) -> String {
     hint.replace("nacre fs ", "zfs ").replace("nacre pool ", "zpool ")
 }
 
-/// A command line of `nacre` that the table does not take: what is wrong, and how the command is used. Nothing for help.
+/// Returns the failure for a command line of `nacre` that the parser rejects, with the usage of the
+/// command; `None` for help.
 pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Option<Failure> {
     use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as MissingCommand, DisplayVersion};
     if matches!(error.kind(), DisplayHelp | DisplayVersion | MissingCommand) {
@@ -74,7 +74,7 @@ pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Op
     };
     let suggested =
         [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg].into_iter().find_map(|kind| error.get(kind));
-    // The likeliest one comes last.
+    // The most similar one comes last.
     let meant = suggested.and_then(|suggested| match suggested {
         ContextValue::String(text) => Some(text),
         ContextValue::Strings(texts) => texts.last(),
@@ -84,8 +84,8 @@ pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Op
     Some(Failure::usage(what + &meant).next(usage))
 }
 
-/// Adds to what is wrong with a command line of `nacre pool` or `nacre fs` how it is meant, unless
-/// that is said already.
+/// Adds the usage to the failure of a command line of `nacre pool` or `nacre fs`, unless it has a
+/// hint already.
 pub fn explained(failure: Failure, table: &Command, arguments: &[OsString]) -> Failure {
     match ours(table, arguments) {
         Some(usage) if failure.exit == Exit::Usage && failure.next.is_empty() => failure.next(usage),
@@ -93,7 +93,7 @@ pub fn explained(failure: Failure, table: &Command, arguments: &[OsString]) -> F
     }
 }
 
-/// How the verb of `nacre pool` or `nacre fs` is used that was meant.
+/// Returns the usage of the verb of `nacre pool` or `nacre fs` in the command line.
 fn ours(table: &Command, arguments: &[OsString]) -> Option<String> {
     let [command, words @ ..] = arguments else { return None };
     let table = table.find_subcommand(command.to_str().filter(|command| ["pool", "fs"].contains(command))?)?;
@@ -105,7 +105,7 @@ fn ours(table: &Command, arguments: &[OsString]) -> Option<String> {
     })
 }
 
-/// One-line usage of the command named by the first arguments.
+/// Returns the one-line usage of the command named by the first arguments.
 fn usage_of_any(table: &Command, arguments: &[OsString]) -> String {
     let (mut command, mut name) = (table, table.get_name().to_owned());
     for word in arguments.iter().map_while(|word| word.to_str()) {
@@ -127,7 +127,7 @@ fn usage_of_any(table: &Command, arguments: &[OsString]) -> String {
 }
 
 fn say(text: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // Standard error may be closed: nothing can be reported then.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
@@ -139,7 +139,7 @@ fn of(error: &clap::Error, kind: ContextKind) -> Option<String> {
     }
 }
 
-/// What is wrong, in ZFS' words where it has some.
+/// Returns the error message, in ZFS' words where it has some.
 fn sentence(error: &clap::Error) -> String {
     let argument = of(error, ContextKind::InvalidArg).unwrap_or_default();
     match error.kind() {
@@ -162,7 +162,7 @@ fn sentence(error: &clap::Error) -> String {
             Some(letter) => format!("invalid option '{}'", printable(letter.as_bytes())),
             None => "too many arguments".to_owned(),
         },
-        // A letter that means all, and a name.
+        // An option for all objects together with a name.
         ErrorKind::ArgumentConflict
             if of(error, ContextKind::PriorArg).is_some_and(|other| other.starts_with(['[', '<'])) =>
         {
@@ -179,7 +179,8 @@ fn sentence(error: &clap::Error) -> String {
     }
 }
 
-/// Error message for commands that ZFS does not have: with the argument that is too many, and the possible values of one.
+/// Returns the error message for commands that ZFS does not have: with the superfluous argument,
+/// and the possible values of one.
 fn message_with_values(error: &clap::Error) -> String {
     let argument = of(error, ContextKind::InvalidArg).unwrap_or_default();
     if error.kind() == ErrorKind::UnknownArgument && !argument.starts_with('-') {
@@ -194,7 +195,7 @@ fn message_with_values(error: &clap::Error) -> String {
     values.map_or_else(|| what.to_owned(), |values| format!("{what} {}", values.trim()))
 }
 
-/// What `zpool` and `zfs` call the argument that the table has under this name.
+/// Returns the words of `zpool` and `zfs` for a missing argument of the table.
 fn missing(argument: &str) -> String {
     let name = argument.split(['>', ' ', '|']).next().unwrap_or_default().trim_start_matches(['<', '[']);
     match name.trim_end_matches([']', '.']) {
@@ -210,7 +211,7 @@ fn missing(argument: &str) -> String {
     }
 }
 
-/// How the verb that was meant is used, or, where none was, all of them.
+/// Returns the usage of the verb, or, without one, of all verbs.
 fn usage(table: &Command, arguments: &[OsString]) -> String {
     let verb = arguments.first().and_then(|verb| verb.to_str()).and_then(|verb| table.find_subcommand(verb));
     if let Some(verb) = verb.filter(|verb| !verb.is_hide_set()) {
@@ -227,7 +228,7 @@ fn usage(table: &Command, arguments: &[OsString]) -> String {
     format!("usage: {} command args ...\nwhere 'command' is one of the following:\n\n{lines}", table.get_name())
 }
 
-/// How a verb is written down.
+/// Notation of usage lines.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
     /// `create [-fn] [-o property=value] ... <pool> <device> ...`
@@ -236,7 +237,7 @@ enum Style {
     Ours,
 }
 
-/// A verb with its letters and arguments on a line.
+/// Returns the usage line of a verb.
 fn line(verb: &Command, style: Style) -> String {
     let shown = || {
         verb.get_arguments().filter(|arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version"))
@@ -253,7 +254,7 @@ fn line(verb: &Command, style: Style) -> String {
         text.push(' ');
         text.push_str(&argument(arg, style));
     }
-    // What can be told again and again.
+    // Tables that can be repeated.
     let again = if shown().any(|arg| arg.get_id() == "time") { " [INTERVAL [COUNT]]" } else { "" };
     text + &if style == Style::Zfs { again.to_lowercase() } else { again.to_owned() }
 }
@@ -280,7 +281,7 @@ fn argument(arg: &Arg, style: Style) -> String {
         }
         Some(switch) => switch,
         None if style == Style::Ours => names.join(" "),
-        // Of several names, those before the last may be there more than once.
+        // Only the last of several names must be given exactly once.
         None => names.iter().map(|one| format!("<{}>", name(one))).collect::<Vec<_>>().join(" ... "),
     };
     if arg.is_required_set() { format!("{text}{more}") } else { format!("[{}]{more}", text.trim_matches(['<', '>'])) }

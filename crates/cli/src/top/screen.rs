@@ -1,8 +1,8 @@
 //! `nacre top` on a terminal: tabs, tables that are sorted by keys, and the history of a row.
 //!
-//! Called by [`super::run`]. One thread asks the mounts and pools, so that keys are obeyed whoever
-//! does not answer. Invariant: the terminal is as it was before when this returns, panics, or is
-//! told to end (SIGTERM, SIGHUP, SIGINT).
+//! Called by [`super::run`]. A separate thread asks the mounts and pools, so that keys are handled
+//! even while a mount or pool does not answer. Invariant: the terminal is restored when this
+//! returns, panics, or is terminated (SIGTERM, SIGHUP, SIGINT).
 
 use super::{
     TopOrder,
@@ -35,22 +35,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How soon a key or a signal is obeyed.
+/// Interval between checks for keys and signals.
 const SOON: Duration = Duration::from_millis(100);
-/// Looks that a history goes back.
+/// Number of samples in a history.
 const HISTORY: usize = 512;
 /// Lines of the history, with its frame.
 const HISTORY_LINES: u16 = 6;
-/// Between two columns.
+/// Space between two columns.
 const GAP: u16 = 1;
-/// What a shell says of a program that SIGHUP has ended.
+/// Exit code that a shell reports for a program that SIGHUP has ended.
 const HUNG_UP: i32 = 128 + 1;
 const KEYS: &str = "q quit  ? columns  Tab table  1-9 sort/reverse  up/down row";
 
-/// A look, or why there is none.
+/// A sample and its time, or the failure to take one.
 type Look = (Instant, Result<Everything, Failure>);
 
-/// Shows what was asked for until the user has seen enough.
+/// Shows the tables until the user quits.
 ///
 /// # Errors
 /// A mount point where nothing of ours is mounted; a terminal that cannot be used.
@@ -62,7 +62,7 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
     let obey = move || {
         while let Ok(signal) = signals.next() {
             if signal == Signal::Hangup {
-                // Without its terminal, crossterm reads the end of it again and again, and does not come back.
+                // Without its terminal, crossterm reads end-of-file in a loop and does not return.
                 let _ = ratatui::try_restore();
                 std::process::exit(HUNG_UP);
             }
@@ -77,7 +77,7 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
     let look = move || {
         loop {
             let gathered = Everything::gather(&asked.mountpoints, asked.everybody, false);
-            // Nobody looks any more.
+            // The view has ended.
             if sender.send((clock::now(), gathered)).is_err() {
                 return;
             }
@@ -86,7 +86,7 @@ pub fn run(asked: TopOrder) -> Result<(), Failure> {
     };
     thread::Builder::new().name("nacre-looking".to_owned()).spawn(look).map_err(failed)?;
     let mut view = View { tab, ..View::default() };
-    // What is wrong from the beginning is told as every other command tells it.
+    // A failure of the first sample is reported as by every other command.
     let (at, first) = receiver.recv().map_err(|_| Failure::new("nobody looks any more"))?;
     view.take(at, first?);
     let mut terminal = ratatui::try_init().map_err(failed)?;
@@ -123,7 +123,7 @@ fn show(terminal: &mut DefaultTerminal, view: &mut View, looks: &Receiver<Look>,
     Ok(())
 }
 
-/// Whether the terminal is gone, where nobody is told of that by SIGHUP (nohup(1)).
+/// Returns whether the terminal is gone; for processes that ignore SIGHUP (nohup(1)).
 fn hung_up() -> io::Result<bool> {
     let stdin = io::stdin();
     let mut asked = [PollFd::new(&stdin, PollFlags::empty())];
@@ -131,21 +131,22 @@ fn hung_up() -> io::Result<bool> {
     Ok(asked.iter().any(|terminal| terminal.revents().intersects(PollFlags::HUP | PollFlags::ERR)))
 }
 
-/// What is shown.
+/// State of the view.
 #[derive(Default)]
 struct View {
     tab: Tab,
     before: Option<(Instant, Everything)>,
     now: Option<(Instant, Everything)>,
-    /// By which column each table is sorted, and whether from the largest down. Without one: the most active rows first.
+    /// Sort column of each table, and whether the order is descending. Without one: the most active
+    /// rows first.
     order: HashMap<Tab, (usize, bool)>,
-    /// The meanings of the columns are shown instead of the table.
+    /// Whether the meanings of the columns are shown instead of the table.
     explains: bool,
-    /// The row that is looked at, by its key.
+    /// Key of the selected row.
     row: HashMap<Tab, String>,
     history: HashMap<(Tab, String), VecDeque<u64>>,
     scroll: TableState,
-    /// Why there is no newer look.
+    /// The reason why there is no newer sample.
     trouble: Option<String>,
 }
 
@@ -154,7 +155,7 @@ impl View {
         self.before = self.now.take();
         self.now = Some((at, everything));
         self.trouble = None;
-        // At the first look there are no rates yet.
+        // The first sample has no rates.
         let first = self.before.is_none();
         let mut history = HashMap::new();
         for tab in Tab::ALL {
@@ -170,7 +171,7 @@ impl View {
                 history.insert(key, past);
             }
         }
-        // What is gone has no history.
+        // Rows that are gone lose their history.
         self.history = history;
     }
 
@@ -190,13 +191,13 @@ impl View {
         self.order.get(&tab).copied()
     }
 
-    /// The number of the row that is looked at.
+    /// Returns the number of the selected row.
     fn at(&self, table: &ShownTable) -> usize {
         let key = self.row.get(&self.tab);
         table.rows.iter().position(|row| Some(&row.key) == key).unwrap_or(0)
     }
 
-    /// Obeys a key; whether the user has seen enough.
+    /// Handles a key; returns whether to quit.
     fn key(&mut self, code: KeyCode, modifiers: KeyModifiers) -> bool {
         let next = |tab: Tab, by: usize| {
             let place = Tab::ALL.iter().position(|one| *one == tab).unwrap_or(0) + by;
@@ -267,7 +268,7 @@ fn draw(frame: &mut Frame<'_>, view: &mut View) {
     frame.render_widget(Paragraph::new(foot_text).style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
-/// The meaning of each column of a table.
+/// Returns the meaning of each column of a table.
 fn legend(tab: Tab) -> String {
     tables::legend(tab).iter().map(|(heading, meaning)| format!("{heading:<10} {meaning}\n")).collect()
 }
@@ -312,7 +313,7 @@ fn draw_table(
     frame.render_stateful_widget(widget, area, scroll);
 }
 
-/// As wide as each column has to be; the first one gets what is left.
+/// Returns the width of each column; the first one gets the remaining space.
 fn widths(table: &ShownTable, whole: u16) -> Vec<u16> {
     let long = |text: &str| u16::try_from(text.chars().count()).unwrap_or(u16::MAX);
     let mut widths: Vec<u16> = table
@@ -321,7 +322,7 @@ fn widths(table: &ShownTable, whole: u16) -> Vec<u16> {
         .enumerate()
         .map(|(place, (heading, _))| {
             let cells = table.rows.iter().filter_map(|row| row.cells.get(place)).map(|cell| long(&cell.text));
-            // With the mark of the order.
+            // With the sort indicator.
             cells.max().unwrap_or(0).max(long(heading) + 1)
         })
         .collect();
@@ -333,7 +334,8 @@ fn widths(table: &ShownTable, whole: u16) -> Vec<u16> {
     widths
 }
 
-/// The end of a text that is too long: that of a path tells more than its beginning.
+/// Returns the end of a text that is too long: the end of a path identifies it better than its
+/// beginning.
 fn ended(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width || width < 3 {
@@ -346,7 +348,7 @@ fn ended(text: &str, width: usize) -> String {
 fn draw_history(frame: &mut Frame<'_>, area: Rect, view: &View, table: &ShownTable, at: usize) {
     let Some(row) = table.rows.get(at) else { return };
     let past = view.history.get(&(view.tab, row.key.clone()));
-    // As many as there is room for, the newest at the right.
+    // As many values as fit, the newest at the right.
     let room = usize::from(area.width);
     let past: Vec<u64> = past.into_iter().flatten().copied().collect();
     let shown = past.get(past.len().saturating_sub(room)..).unwrap_or_default();

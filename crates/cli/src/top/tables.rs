@@ -1,7 +1,7 @@
-//! What `nacre top` shows: a table for mounts, pools, devices of pools and cages each. Pure.
+//! The tables of `nacre top` for mounts, pools, devices of pools and cages. Pure.
 //!
-//! Used by [`super`] and [`super::screen`]. Figures per second are those between two looks; at the
-//! first look there are none, and totals are shown.
+//! Used by [`super`] and [`super::screen`]. Rates are computed from two samples; the first sample
+//! has none, and totals are shown.
 
 use crate::{
     columns::{self, Align},
@@ -11,7 +11,7 @@ use nacre_admin::pool::{DeviceFigures, Status};
 use nacre_daemon::{cage::report::CageReport, report::Report};
 use std::cmp::Ordering;
 
-/// What a table is about.
+/// Subject of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Tab {
     #[default]
@@ -33,7 +33,7 @@ impl Tab {
         }
     }
 
-    /// What its history is of.
+    /// Returns the heading of the history.
     pub fn history(self) -> &'static str {
         match self {
             Tab::Mounts => "requests per second",
@@ -43,7 +43,7 @@ impl Tab {
     }
 }
 
-/// A cell: what is shown, and what it is sorted by where that is a number.
+/// A cell: the shown text, and the number to sort by where there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     pub text: String,
@@ -82,7 +82,7 @@ fn percent(number: u64) -> Shown {
     Shown { text: format!("{number}%"), number: Some(number) }
 }
 
-/// A row: what it is known by from one look to the next, and the figure whose history is kept.
+/// A row with the key that identifies it across samples, and the figure whose history is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShownRow {
     pub key: String,
@@ -90,14 +90,14 @@ pub struct ShownRow {
     pub figure: u64,
 }
 
-/// A table. The first column is what the row is about.
+/// A table. The first column names the row's object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShownTable {
     pub headings: Vec<(&'static str, Align)>,
     pub rows: Vec<ShownRow>,
 }
 
-/// Two looks, and the seconds between them.
+/// Two samples, and the seconds between them.
 #[derive(Clone, Copy, Debug)]
 pub struct Looks<'a> {
     pub before: Option<&'a Everything>,
@@ -106,7 +106,7 @@ pub struct Looks<'a> {
 }
 
 impl Looks<'_> {
-    /// What was counted between the looks, per second.
+    /// Returns the difference of a counter between the samples, per second.
     fn rate(self, before: u64, now: u64) -> u64 {
         let number = now.saturating_sub(before);
         match self.seconds {
@@ -119,7 +119,7 @@ impl Looks<'_> {
     }
 }
 
-/// The table of a tab.
+/// Returns the table of a tab.
 pub fn table(tab: Tab, looks: Looks<'_>) -> ShownTable {
     match tab {
         Tab::Mounts => mounts(looks),
@@ -130,7 +130,7 @@ pub fn table(tab: Tab, looks: Looks<'_>) -> ShownTable {
 }
 
 impl ShownTable {
-    /// Sorts by a column; rows that are alike there, by the first one.
+    /// Sorts by a column, then by the first column.
     pub fn sort(&mut self, column: usize, downwards: bool) {
         let cell = |row: &ShownRow| row.cells.get(column).cloned();
         self.rows.sort_by(|a, b| {
@@ -143,12 +143,12 @@ impl ShownTable {
         });
     }
 
-    /// Sorts by the figure whose history is kept, from the largest down.
+    /// Sorts by the figure whose history is kept, in descending order.
     pub fn sort_by_activity(&mut self) {
         self.rows.sort_by(|a, b| b.figure.cmp(&a.figure).then_with(|| a.key.cmp(&b.key)));
     }
 
-    /// As text.
+    /// Formats the table as text.
     pub fn text(&self, bold: bool) -> String {
         let rows: Vec<Vec<String>> =
             self.rows.iter().map(|row| row.cells.iter().map(|cell| cell.text.clone()).collect()).collect();
@@ -156,7 +156,7 @@ impl ShownTable {
     }
 }
 
-/// The meaning of each column, by its heading.
+/// Returns the meaning of each column, by its heading.
 pub fn legend(tab: Tab) -> &'static [(&'static str, &'static str)] {
     match tab {
         Tab::Mounts => &[

@@ -1,5 +1,5 @@
-//! `nacre union balance`: the thread that evens out branches in the process that serves a union,
-//! and the command that starts it and shows how far it is.
+//! `nacre union balance`: starts the balancing thread in the process that serves a union, and shows
+//! its progress.
 
 use super::{
     command::DrainHow,
@@ -22,7 +22,7 @@ use std::{path::Path, time::Duration};
 /// Carries out the command.
 ///
 /// # Errors
-/// No such union, what it says, or a balance that was stopped.
+/// No such union, its error, or a balance that was stopped.
 pub fn run(mountpoint: &Path, rules: &BalanceRules, how: DrainHow) -> Result<(), Failure> {
     let peer = at(mountpoint)?;
     if how == DrainHow::Stop {
@@ -71,7 +71,7 @@ fn ended(told: &BalanceReport, figures: &str, wanted: u32) -> Result<(), Failure
         tell(&format!("{} stays: {}", printable(path.as_bytes()), printable(why.as_bytes())));
     }
     match told.stays {
-        // Files are too large, or are to stay.
+        // The remaining files are too large, or are excluded.
         0 => {
             tell("nothing else that may go brings them nearer to each other");
             Ok(())
@@ -82,7 +82,7 @@ fn ended(told: &BalanceReport, figures: &str, wanted: u32) -> Result<(), Failure
     }
 }
 
-/// Hundredths of a percent, for people.
+/// Formats hundredths of a percent for people.
 fn percent(hundredths: u32) -> String {
     format!("{}.{:02}%", hundredths / 100, hundredths % 100)
 }

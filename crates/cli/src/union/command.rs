@@ -1,5 +1,5 @@
-//! The commands of unions, as part of the table in [`crate::commands`]. Pure: arguments in, what to
-//! do out.
+//! The commands of unions, as part of the table in [`crate::commands`]. Pure: arguments in, verbs
+//! out.
 
 use super::plan;
 use crate::{
@@ -18,121 +18,121 @@ use std::{
     path::PathBuf,
 };
 
-/// What to do with unions that there are.
+/// A verb on existing unions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnionVerb {
     /// Show branches.
     List {
-        /// How.
+        /// Columns and format.
         view: View,
-        /// Of which mounts; empty: all.
+        /// The mount points; empty: all.
         mountpoints: Vec<PathBuf>,
     },
-    /// Say on which branch files are.
+    /// Show on which branch files are.
     Where {
         /// As JSON.
         json: bool,
         /// All branches, not only the one that shows the file.
         all: bool,
-        /// Which files.
+        /// The files.
         paths: Vec<PathBuf>,
     },
-    /// Say what a policy would choose, and why.
+    /// Explain the choice of a policy.
     Explain {
         /// As JSON.
         json: bool,
-        /// What would be made is a directory.
+        /// For a new directory, not a file.
         directory: bool,
-        /// For which file.
+        /// Path of the new file.
         path: PathBuf,
     },
-    /// Look for what a crash left behind.
+    /// Check for remainders of a crash.
     Check {
         /// As JSON.
         json: bool,
-        /// Put it right.
+        /// Repair them.
         repair: bool,
         /// A mount point, or branches.
         what: OsString,
     },
     /// Add a branch.
     Add {
-        /// To which mount.
+        /// The mount point.
         mountpoint: PathBuf,
         /// The branch.
         branch: BranchSpec,
-        /// Where.
+        /// Position of the new branch.
         place: BranchPosition,
     },
-    /// Take a branch out.
+    /// Remove a branch.
     Remove {
-        /// Of which mount.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// Which.
+        /// The branch.
         branch: PathBuf,
-        /// Also while files on it are open.
+        /// Even while files on it are open.
         force: bool,
     },
-    /// Give a branch other attributes.
+    /// Change the attributes of a branch.
     Modify {
-        /// Of which mount.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// Which.
+        /// The branch.
         branch: PathBuf,
         /// The attributes.
         mode: BranchMode,
     },
     /// Move files to another branch.
     Move {
-        /// To a higher one.
+        /// To a higher branch instead of a lower one.
         up: bool,
-        /// Which.
+        /// The files.
         paths: Vec<PathBuf>,
     },
-    /// Something about tiers.
+    /// Show or change tiers.
     Tier {
-        /// Of which mount.
+        /// The mount point.
         mountpoint: PathBuf,
         /// As JSON.
         json: bool,
-        /// What.
+        /// The action.
         what: TierVerb,
     },
-    /// Even out how full branches are.
+    /// Even out the use of branches.
     Balance {
-        /// Of which mount.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// What may go, and how far.
+        /// Files that may be moved, and the target balance.
         rules: BalanceRules,
-        /// What of it.
+        /// Start or stop.
         how: DrainHow,
     },
-    /// Move everything off a branch.
+    /// Move all files off a branch.
     Drain {
-        /// Of which mount.
+        /// The mount point.
         mountpoint: PathBuf,
-        /// Which.
+        /// The branch.
         branch: PathBuf,
-        /// What of it.
+        /// Start or stop.
         how: DrainHow,
     },
 }
 
-/// What is asked about tiers.
+/// A verb on tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierVerb {
-    /// How they are.
+    /// Show the state of the tiers.
     Status,
-    /// Other rules, all of them.
+    /// Replace all rules.
     Rules(String),
-    /// A look at all files now.
+    /// Check all files now.
     Run {
-        /// Only say what would be done.
+        /// Only report the moves.
         dry: bool,
     },
 }
 
-/// What is to be done about a drain or a balance.
+/// Action on a drain or a balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainHow {
     /// Start it and wait for its end.
@@ -159,7 +159,7 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .arg(clap_args::path("BRANCHES", "The branches, from the top: PATH[=ATTRIBUTES][:PATH[=ATTRIBUTES]]..."))
         .arg(clap_args::path("MOUNTPOINT", "Where to show them: an existing directory").required(false))
-        // Only so that too many paths are told as such.
+        // Accepted only so that too many paths get their own error message.
         .arg(clap_args::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
         .args(options)
         .subcommand(list())
@@ -339,7 +339,7 @@ fn flag(name: &'static str, letter: Option<char>, help: &'static str) -> Arg {
     if let Some(letter) = letter { arg.short(letter) } else { arg }
 }
 
-/// Reads what `clap` has matched.
+/// Parses the matched arguments of `nacre union`.
 ///
 /// # Errors
 /// A value that does not fit, or options that cannot go together.

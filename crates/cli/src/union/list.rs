@@ -32,7 +32,7 @@ fn bytes(bytes: Option<u64>, exact: bool) -> String {
     }
 }
 
-/// The text to print.
+/// Returns the text to print.
 ///
 /// # Errors
 /// A column that does not exist.
@@ -47,7 +47,7 @@ pub fn text(branches: &[BranchReport], view: &View, bold: bool) -> Result<String
     })
 }
 
-/// The branches of one mount, for people.
+/// Formats the branches of one mount for people.
 pub fn within(branches: &[BranchReport], exact: bool) -> String {
     let chosen: Vec<_> = COLUMNS.iter().filter(|column| column.name != "mountpoint").collect();
     columns::table(branches, &chosen, &View { exact, ..View::default() }, false)

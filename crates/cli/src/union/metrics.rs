@@ -1,9 +1,9 @@
-//! The part of `nacre metrics` that tells of unions. Pure.
+//! The metrics of unions in `nacre metrics`. Pure.
 
 use crate::metrics::{escape, head, sample};
 use nacre_daemon::union::report::BranchReport;
 
-/// A figure: its name, its help, and its value.
+/// A metric of a branch: its name, its help, and its value.
 type Gauge = (&'static str, &'static str, fn(&BranchReport) -> Option<u64>);
 
 const GAUGES: &[Gauge] = &[
@@ -16,7 +16,7 @@ const GAUGES: &[Gauge] = &[
     }),
 ];
 
-/// The text for these branches.
+/// Returns the metrics of these branches as Prometheus text.
 pub fn text(branches: &[BranchReport]) -> String {
     let mut text = String::new();
     if branches.is_empty() {
@@ -49,7 +49,7 @@ mod tests {
             text.contains("nacre_union_branch_free_bytes{mountpoint=\"\",branch=\"/a\",mode=\"rw\"} 5\n"),
             "{text}"
         );
-        // What is not known is not told.
+        // Unknown values have no sample.
         assert!(!text.contains("size_bytes{"));
         assert_eq!(super::text(&[]), "");
     }

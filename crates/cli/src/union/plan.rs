@@ -1,4 +1,4 @@
-//! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
+//! The plan of a union from a command line, as plain data. Pure: nothing here looks at the system.
 
 use crate::{
     libfuse_args::{self, Unknown},
@@ -19,18 +19,18 @@ use std::{
     path::PathBuf,
 };
 
-/// What stood after the `-o` options, taken apart.
+/// The parsed texts after `-o`.
 pub struct UnionWords {
     /// The words of unions.
     union: Words,
-    /// All others.
+    /// All other words, as options.
     given: Vec<Given>,
 }
 
-/// Reads the texts after `-o`.
+/// Parses the texts after `-o`.
 ///
 /// # Errors
-/// Words that are not understood.
+/// Words that are not known or do not fit.
 pub fn read_words(texts: &[OsString], unknown: Unknown) -> Result<UnionWords, Failure> {
     let list = texts.join(OsStr::new(","));
     let union = Words::parse(&list).map_err(|error| Failure::usage(error.to_string()))?;
@@ -41,7 +41,7 @@ pub fn read_words(texts: &[OsString], unknown: Unknown) -> Result<UnionWords, Fa
     Ok(UnionWords { union, given })
 }
 
-/// Whether the texts after `-o` name the branches of a union.
+/// Returns whether the texts after `-o` name the branches of a union.
 pub fn names_branches(texts: &[OsString]) -> bool {
     let names = |word: &[u8]| {
         [&b"br:"[..], b"br=", b"dirs=", b"branches=", b"lowerdir="].iter().any(|name| word.starts_with(name))
@@ -49,8 +49,8 @@ pub fn names_branches(texts: &[OsString]) -> bool {
     texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(names))
 }
 
-/// A union. `options` are those that are no words after `-o`; the positionals are the branches,
-/// unless words name them, and the mount point.
+/// Builds the plan of a union. `options` are the options that are no words after `-o`; the
+/// positionals are the branches, unless words name them, and the mount point.
 ///
 /// # Errors
 /// Too few or too many paths, branches that are not understood, or options that cannot go together.
@@ -111,7 +111,7 @@ fn mount(
         noatime: settings.door.atime == Some(Atime::No),
     };
     let mut layers = vec![LayerSpec::Union(Box::new(spec))];
-    // Of rules, only umask= is there.
+    // The only rule that is supported here is umask=.
     if settings.remap != RemapSpec::default() {
         layers.push(LayerSpec::Remap(Box::new(settings.remap.clone())));
     }
@@ -135,11 +135,11 @@ fn mount(
     Ok(mount)
 }
 
-/// The branches, unless words name them, and the mount point. Beside words, the first column of
-/// fstab may hold anything, as with aufs.
+/// Returns the branches, unless words name them, and the mount point. Where words name the
+/// branches, the first column of fstab may hold anything, as with aufs.
 fn paths(words: &Words, mut positionals: Vec<OsString>) -> Result<(Option<OsString>, PathBuf), Failure> {
     let named = !words.branches.is_empty();
-    // mergerfs takes branches apart, too: the last path is the mount point.
+    // mergerfs also accepts branches as separate arguments: the last path is the mount point.
     if words.pool && !named && positionals.len() > 2 {
         let mountpoint = positionals.split_off(positionals.len() - 1);
         positionals = std::iter::once(positionals.join(OsStr::new(":"))).chain(mountpoint).collect();

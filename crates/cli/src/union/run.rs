@@ -1,5 +1,5 @@
-//! Carries out commands on unions that there are: asks the processes that serve them, and prints
-//! what they answer.
+//! Carries out commands on existing unions: sends requests to the processes that serve them, and
+//! prints the answers.
 
 use super::{
     balancing,
@@ -38,7 +38,7 @@ use std::{
 /// Carries out a command.
 ///
 /// # Errors
-/// No such union, or what it says.
+/// No such union, or its error.
 pub fn run(verb: &UnionVerb) -> Result<(), Failure> {
     match verb {
         UnionVerb::List { view, mountpoints } => list(view, mountpoints),
@@ -69,10 +69,10 @@ pub fn run(verb: &UnionVerb) -> Result<(), Failure> {
     }
 }
 
-/// Whatever it is, as JSON.
+/// Formats a value as JSON.
 ///
 /// # Errors
-/// None that happens.
+/// A value that cannot be serialized; none exists here.
 pub fn json(value: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(value)
         .map(|text| text + "\n")
@@ -102,7 +102,7 @@ fn unexpected(answer: &impl std::fmt::Debug) -> Failure {
         .next("is it another version of the program? Unmount and mount again")
 }
 
-/// The union at a mount point.
+/// Returns the union at a mount point.
 pub(super) fn at(mountpoint: &Path) -> Result<Peer, Failure> {
     let peer = control::at(&[mountpoint.to_owned()])?.into_iter().next();
     let text = path_text(mountpoint);
@@ -114,7 +114,7 @@ pub(super) fn at(mountpoint: &Path) -> Result<Peer, Failure> {
     peer.filter(is_union).ok_or_else(none)
 }
 
-/// The union that a path is in, and the names from its top down.
+/// Returns the union that contains a path, and the path relative to its root.
 fn around(path: &Path) -> Result<(Peer, Vec<u8>), Failure> {
     let real = control::lexical(path)?;
     let mut peers: Vec<Peer> = control::find(&control::whose(std::slice::from_ref(&real))).peers;
@@ -150,7 +150,7 @@ fn list(view: &View, mountpoints: &[PathBuf]) -> Result<(), Failure> {
     output::print(&list::text(&branches, view, io::stdout().is_terminal())?)
 }
 
-/// Other users' processes may say anything.
+/// Escapes the texts of a branch: other users' processes may send anything.
 pub fn sanitise(branch: &mut BranchReport) {
     for text in [&mut branch.mountpoint, &mut branch.branch, &mut branch.mode, &mut branch.state] {
         if text.chars().any(char::is_control) {
@@ -239,7 +239,7 @@ fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
     }
 }
 
-/// Opens the branches as a mount would, without one.
+/// Checks the branches without a mount, opening them as a mount would.
 fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Failure> {
     let branches = BranchSpec::parse_list(text.as_bytes(), true, false)
         .map_err(|error| Failure::usage(format!("WHAT: {error}")))?;
@@ -263,14 +263,14 @@ fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Fail
         .exit(Exit::NotFound)
         .next("name a mount point, or all branches as they are mounted: /upper=rw:/lower=ro"));
     }
-    // Who only looks writes nothing, as whoever opens a branch to write to it does.
+    // A check without repair writes nothing, although opening a writable branch may write to it.
     let written = (!repair).then(|| read_only(&mut spec));
     let stack =
         stack::build(&spec, &opening::surroundings()?).map_err(|error| Failure::of_stack(&error, error.reason))?;
     serving::check(&stack, repair, written.as_deref())
 }
 
-/// Has all branches opened to be read only; which of them would be written to.
+/// Makes all branches read-only; returns which of them were writable.
 fn read_only(spec: &mut StackSpec) -> Vec<bool> {
     let unions = spec
         .layers
@@ -296,7 +296,7 @@ fn change(mountpoint: &Path, request: UnionRequest) -> Result<(), Failure> {
     }
 }
 
-/// A line on standard error; one that nobody can read is not worth failing for.
+/// Writes a line to standard error; a failure to write it is ignored.
 pub(super) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "nacre: {}", printable(line.as_bytes()));
 }
