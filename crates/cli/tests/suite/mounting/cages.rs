@@ -1,4 +1,4 @@
-//! Cages as scripts see them, and what a directory costs by the rules of docs/cage.md.
+//! Reports of cages as scripts read them, and the cost of a directory by the rules of docs/cage.md.
 
 use super::{Fixture, eventually, text};
 use serde_json::Value;
@@ -7,12 +7,12 @@ use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The figures of one cage.
+/// The report of one cage.
 #[derive(Clone, Debug)]
 pub struct Cage(pub Value);
 
 impl Cage {
-    /// Asks for the cage of a directory, which must be there.
+    /// Requests the report on the cage of a directory, which must exist.
     pub fn of(fixture: &Fixture, directory: &Path) -> Cage {
         let ask =
             || fixture.nacre([OsStr::new("cage"), OsStr::new("status"), OsStr::new("--json"), directory.as_os_str()]);
@@ -31,7 +31,7 @@ impl Cage {
         Cage(cages[0].clone())
     }
 
-    /// A figure; a limit that there is not is `u64::MAX`.
+    /// Returns a number; a missing limit is `u64::MAX`.
     pub fn number(&self, field: &str) -> u64 {
         match &self.0[field] {
             Value::Null => u64::MAX,
@@ -39,23 +39,23 @@ impl Cage {
         }
     }
 
-    /// A text.
+    /// Returns a text.
     pub fn text(&self, field: &str) -> &str {
         self.0[field].as_str().unwrap_or_else(|| panic!("{field} in {}", self.0))
     }
 
-    /// The calls that were refused, by the limit in the way.
+    /// Returns the number of refused calls, by the limit that refused them.
     pub fn refused(&self, limit: &str) -> u64 {
         self.0["refused"][limit].as_u64().unwrap_or_else(|| panic!("refused.{limit} in {}", self.0))
     }
 }
 
-/// Bytes to write.
+/// Returns this many bytes to write.
 pub fn zeros(length: u64) -> Vec<u8> {
     vec![0x5a; usize::try_from(length).unwrap()]
 }
 
-/// Writes until it does not fit; the bytes that were accepted and the error.
+/// Writes until a write fails; returns the number of accepted bytes and the error number.
 pub fn fill(file: &mut impl std::io::Write, piece: usize) -> (u64, i32) {
     let piece = vec![b'x'; piece];
     let mut accepted = 0;
@@ -69,7 +69,8 @@ pub fn fill(file: &mut impl std::io::Write, piece: usize) -> (u64, i32) {
     }
 }
 
-/// What everything below a directory costs: bytes and inodes. The directory itself is free.
+/// Returns the cost of everything below a directory: bytes and inodes. The directory itself is
+/// free.
 pub fn cost(directory: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes, mut seen) = (0, 0, HashSet::new());
     let mut ahead = vec![directory.to_owned()];
@@ -91,7 +92,7 @@ pub fn cost(directory: &Path) -> (u64, u64) {
     (bytes, inodes)
 }
 
-/// What regular files below a directory hold on the host, bytes.
+/// Returns the allocated bytes of regular files below a directory on the host.
 pub fn data(directory: &Path) -> u64 {
     let mut bytes = 0;
     let mut ahead = vec![directory.to_owned()];

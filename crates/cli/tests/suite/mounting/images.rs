@@ -1,11 +1,12 @@
-//! File systems on images, for what depends on the kind of file system below. As root.
+//! File systems on images, for tests that depend on the type of the underlying file system. As
+//! root.
 
 use super::{Fixture, run, skip, text};
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Makes a file system of 600 MiB and mounts it at `place`, which exists; false (with a word why)
-/// where the machine cannot.
+/// Creates a file system of 600 MiB and mounts it at `place`, which exists; returns false (and
+/// prints the reason) where the machine cannot.
 pub fn mounted(kind: &str, image: &Path, place: &Path) -> bool {
     let file = std::fs::File::create(image).expect("image");
     file.set_len(600 << 20).expect("image");

@@ -1,12 +1,14 @@
-//! Real mounts for tests: a source, a mount point and a daemon, taken down again whatever happens.
+//! Real mounts for tests: a source, a mount point and a daemon, removed again however the test
+//! ends.
 //!
-//! Callers: the modules beside it. Nothing here waits without a limit: a watchdog kills the daemon of a test
-//! that takes too long, which turns every call that hangs in its mount into ENOTCONN.
+//! Callers: the other modules of the suite. Nothing here waits without a limit: a watchdog kills
+//! the daemon of a test that takes too long, which turns every call that hangs in its mount into
+//! ENOTCONN.
 //!
 //! Settings, all from the environment: `NACRE_BINARY` (another program), `NACRE_TEST_TRANSPORT`
-//! (`uring`, `device`: for mounts that do not say), `NACRE_TEST_REQUIRE` (`root,fuse`: what is
-//! missing fails instead of being skipped), `NACRE_TEST_DIR` (where sources and mount points are
-//! made).
+//! (`uring`, `device`: for mounts that do not name one), `NACRE_TEST_REQUIRE` (`root,fuse`: a
+//! missing requirement fails the test instead of skipping it), `NACRE_TEST_DIR` (directory of
+//! sources and mount points).
 pub mod cages;
 pub mod images;
 pub mod overlays;
@@ -29,7 +31,7 @@ pub use nacre_testkit::{PATIENCE, eventually};
 /// How long a test may use its mount before the daemon is killed.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The program under test.
+/// Path of the program under test.
 pub fn nacre() -> PathBuf {
     std::env::var_os("NACRE_BINARY").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_nacre")), PathBuf::from)
 }
@@ -43,14 +45,14 @@ fn required(what: &str) -> bool {
     std::env::var("NACRE_TEST_REQUIRE").is_ok_and(|list| list.split(',').any(|word| word == what))
 }
 
-/// Says why a test does nothing here, or fails where that was forbidden.
+/// Prints why a test is skipped, or fails where `NACRE_TEST_REQUIRE` forbids that.
 pub fn skip(what: &str, why: &str) -> bool {
     assert!(!required(what), "NACRE_TEST_REQUIRE={what}, but {why}");
     println!("skipped: {why}");
     false
 }
 
-/// Whether this process can mount by FUSE at all.
+/// Returns whether this process can mount FUSE file systems.
 pub fn can_mount() -> bool {
     if std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         return skip("fuse", "/dev/fuse cannot be opened");
@@ -58,7 +60,7 @@ pub fn can_mount() -> bool {
     true
 }
 
-/// Whether this process is root and can mount: what most tests here need.
+/// Returns whether this process is root and can mount, which most tests here need.
 pub fn as_root() -> bool {
     if !is_root() {
         return skip("root", "only root can do this");
@@ -70,7 +72,7 @@ fn scratch_place() -> PathBuf {
     std::env::var_os("NACRE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-/// A directory that everybody may enter, removed at the end.
+/// Creates a directory that all users may enter, removed at the end.
 pub fn scratch() -> tempfile::TempDir {
     let directory =
         tempfile::Builder::new().prefix("nacre-test.").tempdir_in(scratch_place()).expect("scratch directory");
@@ -78,7 +80,7 @@ pub fn scratch() -> tempfile::TempDir {
     directory
 }
 
-/// The table of mounts, in which those of others may have names that are no text.
+/// Returns the mount table; mount points of other programs may not be UTF-8.
 pub fn mount_table() -> String {
     text(&std::fs::read("/proc/self/mountinfo").expect("the table of mounts"))
 }
@@ -107,14 +109,14 @@ pub fn mount_entry(mountpoint: &Path) -> Option<(String, String, String, String)
     Some((rest.next()?.to_owned(), rest.next()?.to_owned(), options, rest.next()?.to_owned()))
 }
 
-/// Whether something is mounted exactly there. Asks the table, so that a mount that hangs does not
-/// hang us.
+/// Returns whether something is mounted exactly there. It reads the mount table, so that a hanging
+/// mount does not block the test.
 pub fn is_mounted(mountpoint: &Path) -> bool {
     mount_entry(mountpoint).is_some()
 }
 
-/// Unmounts by umount(8) or fusermount3. A mount is busy for a moment while some process starts
-/// that another test runs, or looks at all mounts.
+/// Unmounts by umount(8) or fusermount3, repeatedly: a mount is busy for a moment while a process
+/// of another test starts or reads all mounts.
 pub fn unmount_by(program: &str, words: &[&OsStr]) {
     eventually("the mount is not in use", || {
         let output = run(program, words);
@@ -124,13 +126,13 @@ pub fn unmount_by(program: &str, words: &[&OsStr]) {
     });
 }
 
-/// Runs a program to its end, which must come within the time limit; its output, whatever its
-/// status.
+/// Runs a program to its end, which must come within the time limit; returns its output, whatever
+/// its status.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = S>) -> Output {
     finish(Command::new(program).args(arguments))
 }
 
-/// The same for a prepared command.
+/// Runs a prepared command as [`run`] does.
 pub fn finish(command: &mut Command) -> Output {
     let shown = format!("{command:?}");
     let mut child = command
@@ -139,8 +141,8 @@ pub fn finish(command: &mut Command) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|e| panic!("{shown}: {e}"));
-    // A daemon may hold on to the pipes: read them beside the wait, and only until the child itself
-    // has ended.
+    // A daemon may keep the pipes open: they are read while waiting, and only until the child
+    // itself has ended.
     let (mut out, mut err) = (child.stdout.take().expect("stdout"), child.stderr.take().expect("stderr"));
     let (sender, receiver) = channel();
     let of_errors = sender.clone();
@@ -176,12 +178,12 @@ pub fn finish(command: &mut Command) -> Output {
     output
 }
 
-/// A process with a mount namespace of its own, which holds a mount, as containers and units with
-/// private mounts do. Dropped, it ends.
+/// A process with its own mount namespace, which holds a mount, as containers and units with
+/// private mounts do. It ends when dropped.
 pub struct Namespace(Reaped);
 
 impl Namespace {
-    /// Starts it. Mounts of other tests are not held.
+    /// Starts the process. Mounts of other tests are not held.
     pub fn holding(mountpoint: &Path) -> Namespace {
         const LET_GO: &str = "while read -r id parent device root place rest; do
             case $place in \"$0\") ;; *) case $rest in *' - fuse'*) umount -l \"$place\" ;; esac ;; esac
@@ -194,14 +196,14 @@ impl Namespace {
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare");
-        // What comes back has passed through it: it is there by then.
+        // The echoed byte shows that the namespace has been set up.
         let (input, output) = (child.stdin.as_mut().expect("stdin"), child.stdout.as_mut().expect("stdout"));
         std::io::Write::write_all(input, b".").expect("write");
         std::io::Read::read_exact(output, &mut [0]).expect("read");
         Namespace(Reaped(child))
     }
 
-    /// A path as it is seen there.
+    /// Returns the path of a file as seen from that namespace.
     pub fn at(&self, path: &Path) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.0.0.id())).join(path.strip_prefix("/").expect("an absolute path"))
     }
@@ -238,15 +240,15 @@ pub fn is_gone(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
-/// Runs a shell script in a directory; panics unless it succeeds; what it printed.
+/// Runs a shell script in a directory; panics unless it succeeds; returns its output.
 pub fn sh(directory: &Path, script: &str) -> String {
     let output = finish(Command::new("sh").arg("-ec").arg(script).current_dir(directory).env("LC_ALL", "C"));
     assert!(output.status.success(), "`{script}` failed: {}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
-/// Runs a shell script as another user and groups (numbers); its exit code and what it printed,
-/// errors included.
+/// Runs a shell script as another user with these groups (ids); returns its exit code and its
+/// output, errors included.
 pub fn sh_as(directory: &Path, uid: u32, gid: u32, groups: &str, script: &str) -> (i32, String) {
     let groups = if groups.is_empty() { "--clear-groups".to_owned() } else { format!("--groups={groups}") };
     let arguments = [
@@ -285,23 +287,23 @@ impl Fixture {
         Fixture::bare_in(scratch())
     }
 
-    /// The same on a file system of its own, where nothing happens but what the test does. As root.
+    /// Creates a bare fixture on a file system of its own, where only the test is active. As root.
     pub fn bare_alone() -> Fixture {
         Fixture::bare_on("ext4")
     }
 
-    /// The same on a file system of this kind.
+    /// Creates a bare fixture on a file system of this type.
     pub fn bare_on(kind: &str) -> Fixture {
         let (place, image) = (scratch(), tempfile::NamedTempFile::new_in(scratch_place()).expect("an image"));
-        // Mounted, it is there until it is unmounted. A machine that cannot mount it runs the test
-        // among all others.
+        // The mount keeps the image after its file is removed. A machine that cannot mount it runs
+        // the test on the common file system.
         if images::mounted(kind, image.path(), place.path()) {
             std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
         }
         Fixture::bare_in(place)
     }
 
-    /// The same in a directory that exists.
+    /// Creates a bare fixture in an existing directory.
     pub fn bare_in(scratch: tempfile::TempDir) -> Fixture {
         let (source, mountpoint) = (scratch.path().join("source"), scratch.path().join("mount"));
         for directory in [&source, &mountpoint] {
@@ -311,7 +313,7 @@ impl Fixture {
         Fixture { scratch, source, mountpoint, daemons: Vec::new(), watchdog: None }
     }
 
-    /// A mirror with these options.
+    /// Mounts a mirror with these options.
     pub fn mirror(options: &[&str]) -> Fixture {
         let mut fixture = Fixture::bare();
         let (source, mountpoint) = (fixture.source.clone(), fixture.mountpoint.clone());
@@ -319,7 +321,7 @@ impl Fixture {
         fixture
     }
 
-    /// A mirror of a source that is filled first.
+    /// Mounts a mirror of a source that is filled first.
     pub fn mirror_of(options: &[&str], fill: impl FnOnce(&Path)) -> Fixture {
         let mut fixture = Fixture::bare();
         fill(&fixture.source);
@@ -328,7 +330,7 @@ impl Fixture {
         fixture
     }
 
-    /// A stack in one line, where `SOURCE` stands for the source.
+    /// Mounts a stack in one line, where `SOURCE` stands for the source.
     pub fn stack(line: &str) -> Fixture {
         let mut fixture = Fixture::bare();
         let (line, mountpoint) = (line.replace("SOURCE", fixture.source.to_str().unwrap()), fixture.mountpoint.clone());
@@ -336,7 +338,7 @@ impl Fixture {
         fixture
     }
 
-    /// A further directory beside the source.
+    /// Creates a further directory next to the source.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.scratch.path().join(name);
         std::fs::create_dir(&path).expect("mkdir");
@@ -344,14 +346,14 @@ impl Fixture {
         path
     }
 
-    /// Starts a daemon in the foreground and waits until it serves; the daemon's number.
+    /// Starts a daemon in the foreground and waits until it serves; returns its process id.
     pub fn start(&mut self, words: &[&str], what: &OsStr, mountpoint: &Path) -> u32 {
         let mut arguments: Vec<OsString> = words.iter().map(OsString::from).collect();
         arguments.extend(transport_words(words));
         arguments.extend([OsString::from("-f"), what.to_owned(), mountpoint.into()]);
         let before = mount_count(mountpoint);
-        // A daemon dies with its test, even if that is killed. (setpriv becomes the daemon: the
-        // number stays.)
+        // The daemon is killed with its test, even if the test is killed. (setpriv execs the
+        // daemon: the process id stays.)
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(nacre())
@@ -363,8 +365,8 @@ impl Fixture {
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", nacre().display()));
         let start = Instant::now();
-        // A dead mount at the place goes before the new one comes: then the count may never be seen
-        // to differ.
+        // A dead mount at the mount point is removed before the new one appears: then the count may
+        // never be seen to differ.
         while mount_count(mountpoint) == before && !(before > 0 && status::Status::is_told_by(mountpoint, child.id())) {
             if let Some(status) = child.try_wait().expect("wait") {
                 panic!("nacre {arguments:?} ended at once: {status}");
@@ -378,28 +380,28 @@ impl Fixture {
         let pid = child.id();
         self.daemons.push(child);
         self.watch();
-        // The table knows the mount before everything about it is ready; a daemon that answers
-        // questions is.
+        // The mount table lists the mount before the daemon is ready; a daemon that answers
+        // requests is.
         status::Status::of(mountpoint);
         pid
     }
 
-    /// Where cages keep their accounting, outside of everything else.
+    /// Directory of the accounting of cages, outside of source and mount point.
     pub fn state(&self) -> PathBuf {
         self.scratch.path().join("state")
     }
 
-    /// Runs a command of the program under test, which keeps accounting where this fixture does.
+    /// Runs a command of the program under test with this fixture's accounting directory.
     pub fn nacre<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
         finish(Command::new(nacre()).args(arguments).env("NACRE_STATE_DIR", self.state()).env("LC_ALL", "C"))
     }
 
-    /// A cage over the source, shown at the mount point.
+    /// Mounts a cage over the source at the mount point.
     pub fn cage(options: &[&str]) -> Fixture {
         Fixture::cage_of(options, |_| ())
     }
 
-    /// The same over a source that is filled first.
+    /// Mounts a cage over a source that is filled first.
     pub fn cage_of(options: &[&str], fill: impl FnOnce(&Path)) -> Fixture {
         let mut fixture = Fixture::bare();
         fill(&fixture.source);
@@ -407,7 +409,7 @@ impl Fixture {
         fixture
     }
 
-    /// Mounts the cage, again perhaps.
+    /// Mounts the cage, possibly again.
     pub fn start_cage(&mut self, options: &[&str]) -> u32 {
         let (source, mountpoint) = (self.source.clone(), self.mountpoint.clone());
         self.start(&[&["cage"], options].concat(), source.as_ref(), &mountpoint)
@@ -428,7 +430,7 @@ impl Fixture {
         self.watchdog = Some(sender);
     }
 
-    /// The number of the daemon started last.
+    /// Returns the process id of the daemon started last.
     pub fn pid(&self) -> u32 {
         self.daemons.last().expect("a daemon").id()
     }
@@ -449,8 +451,7 @@ impl Fixture {
         });
     }
 
-    /// Waits for the end of the daemon started last; its exit code (`None` where a signal ended
-    /// it).
+    /// Waits for the end of the daemon started last; returns its exit code (`None` after a signal).
     pub fn ended(&mut self) -> Option<i32> {
         let child = self.daemons.last_mut().expect("a daemon");
         let mut status = None;
@@ -462,12 +463,12 @@ impl Fixture {
         status?.code()
     }
 
-    /// Whether the daemon started last still runs.
+    /// Returns whether the daemon started last still runs.
     pub fn runs(&mut self) -> bool {
         self.daemons.last_mut().expect("a daemon").try_wait().expect("wait").is_none()
     }
 
-    /// Unmounts the way users do and waits for the daemon's end.
+    /// Unmounts by `nacre umount` and waits for the end of the daemon.
     pub fn unmount(&mut self) {
         // A child that another test is just starting has copies of this process' descriptors for a
         // moment.
@@ -480,12 +481,12 @@ impl Fixture {
         assert!(!is_mounted(&self.mountpoint));
     }
 
-    /// A path in the mount.
+    /// Returns a path in the mount.
     pub fn at(&self, name: impl AsRef<Path>) -> PathBuf {
         self.mountpoint.join(name)
     }
 
-    /// The same path in the source.
+    /// Returns the same path in the source.
     pub fn below(&self, name: impl AsRef<Path>) -> PathBuf {
         self.source.join(name)
     }
@@ -517,7 +518,7 @@ fn mount_count(mountpoint: &Path) -> usize {
     mounts_below(mountpoint).len()
 }
 
-/// The words that choose the transport under test, where the caller's do not.
+/// Returns the options that choose the transport under test, unless the caller's options name one.
 pub fn transport_words(words: &[&str]) -> Vec<OsString> {
     let said = words.iter().any(|word| word.starts_with("--transport"));
     match std::env::var("NACRE_TEST_TRANSPORT") {
@@ -526,15 +527,15 @@ pub fn transport_words(words: &[&str]) -> Vec<OsString> {
     }
 }
 
-/// The options for a mount whose content passes through the daemon.
+/// Returns the options of a mount without passthrough.
 pub fn without_passthrough() -> &'static [&'static str] {
     static KNOWN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     let known = KNOWN.get_or_init(|| text(&run(nacre(), ["mirror", "--help"]).stdout).contains("--passthrough"));
-    // Rates that are never reached do the same.
+    // Rate limits that are never reached disable passthrough as well.
     if *known { &["--passthrough=off"] } else { &["--read-rate=1000G", "--write-rate=1000G"] }
 }
 
-/// The process that a guardian has serve, or is about to, if there is one.
+/// Returns the worker process of a supervisor, or the one that it is starting, if there is one.
 pub fn child_of(guardian: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap_or_default();
     children.split_whitespace().next_back().and_then(|child| child.parse().ok())
@@ -546,19 +547,19 @@ pub fn kill(pid: u32, signal: rustix::process::Signal) {
     let _ = rustix::process::kill_process(pid, signal);
 }
 
-/// The number of descriptors that a process has open.
+/// Returns the number of open descriptors of a process.
 pub fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("proc").count()
 }
 
-/// A figure of a process's status in KiB (`VmRSS`, `RssAnon`).
+/// Returns a field of a process's status in KiB (`VmRSS`, `RssAnon`).
 pub fn memory(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("proc");
     let line = status.lines().find(|line| line.starts_with(field)).expect("field");
     line.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("number")
 }
 
-/// The error number of a failed call.
+/// Returns the error number of a failed call.
 pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.expect_err("the call should have failed").raw_os_error().expect("an error of the system")
 }

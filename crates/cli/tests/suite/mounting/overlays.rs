@@ -14,7 +14,7 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// The directories, filled and not mounted yet.
+    /// Creates and fills the directories without mounting.
     pub fn bare(fill: &str) -> Overlay {
         let fixture = Fixture::bare();
         let lower = [fixture.directory("l1"), fixture.directory("l2")];
@@ -23,14 +23,14 @@ impl Overlay {
         Overlay { fixture, lower, upper, work }
     }
 
-    /// Filled and mounted by the program under test, with further words.
+    /// Creates, fills and mounts an overlay with further options.
     pub fn mounted(fill: &str, words: &str) -> Overlay {
         let mut overlay = Overlay::bare(fill);
         overlay.mount(words);
         overlay
     }
 
-    /// The words that name the directories.
+    /// Returns the options that name the directories.
     pub fn words(&self) -> String {
         let [first, second] = &self.lower;
         format!(
@@ -42,21 +42,21 @@ impl Overlay {
         )
     }
 
-    /// Mounts it, again perhaps.
+    /// Mounts the overlay, possibly again.
     pub fn mount(&mut self, words: &str) {
         let words = format!("{},{words}", self.words());
         let mountpoint = self.fixture.mountpoint.clone();
         self.fixture.start(&["fuse-overlayfs", "-o", &words], "overlay".as_ref(), &mountpoint);
     }
 
-    /// A script in the merged tree.
+    /// Runs a script in the merged tree.
     pub fn sh(&self, script: &str) -> String {
         sh(&self.fixture.mountpoint, script)
     }
 }
 
-/// Everything in a tree but times, one line each: type, mode, owner, size of what is no directory,
-/// where links lead, and `user.` attributes.
+/// Lists everything in a tree without times, one line each: type, mode, owner, size of files,
+/// targets of links, and `user.` attributes.
 pub fn listing(directory: &Path) -> Vec<String> {
     let script = r"find . \( -type d -printf '%p %y %m %U:%G\n' \) -o -printf '%p %y %m %U:%G %n %s %l\n'
         find . \( -type f -o -type d \) -exec getfattr -h -d -m '^user' --absolute-names -- {} +";

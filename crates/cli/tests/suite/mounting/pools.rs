@@ -1,10 +1,11 @@
-//! Pools on files in a scratch directory, for tests: made, killed, and taken away again whatever
+//! Pools on files in a scratch directory, for tests: created, killed, and removed again whatever
 //! has become of them.
 //!
-//! Callers: the modules beside it, which add the short hands that suit them to [`Pool`]. Invariant: when a
-//! [`Yard`] goes, none of its pools is imported or missed any more, no process of theirs runs and
-//! nothing of them is mounted; a test that leaves more than the program took away itself fails.
-//! With `NACRE_POOL_KEEP` in the environment the file of a [`Pool`] whose test failed is kept.
+//! Callers: the other modules of the suite, which add their own methods to [`Pool`]. Invariant:
+//! after a [`Yard`] is dropped, none of its pools is imported or expected to be, none of their
+//! processes runs and nothing of them is mounted; a test that leaves more than the program removed
+//! itself fails. With `NACRE_POOL_KEEP` in the environment the file of a [`Pool`] whose test failed
+//! is kept.
 
 use super::{clear, eventually, finish, is_gone, kill, nacre, scratch, text};
 use rustix::process::Signal;
@@ -20,25 +21,25 @@ use std::{
     },
 };
 
-/// How long a pool may take to go, in seconds: one that is stuck is killed then.
+/// Time limit for the end of a pool, in seconds: one that is stuck is killed then.
 const END: &str = "60";
 
 /// A scratch directory with the pools of one test.
 pub struct Yard {
-    /// Where it is.
+    /// The directory.
     pub place: tempfile::TempDir,
-    /// Whose the pools are, where they are not root's: then they lie in `home`.
+    /// Owner of the pools if not root: then they are in `home`.
     user: Option<u32>,
     names: Mutex<Vec<String>>,
 }
 
 impl Yard {
-    /// An empty one.
+    /// Creates an empty yard.
     pub fn new() -> Yard {
         Yard::of(None)
     }
 
-    /// The same for an ordinary user.
+    /// Creates an empty yard for an ordinary user.
     pub fn of(user: Option<u32>) -> Yard {
         let yard = Yard { place: scratch(), user, names: Mutex::default() };
         if user.is_some() {
@@ -51,24 +52,24 @@ impl Yard {
         yard
     }
 
-    /// A path in it.
+    /// Returns a path in the yard.
     pub fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
 
-    /// A name for a pool that no other test has.
+    /// Returns a name for a pool that no other test uses.
     pub fn name(&self, short: &str) -> String {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         self.called(format!("{short}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Whatever pool has this name goes with the others.
+    /// Registers a pool name, so that the pool of this name is removed with the others.
     pub fn called(&self, name: String) -> String {
         self.names.lock().unwrap().push(name.clone());
         name
     }
 
-    /// The program, called by this name. What it keeps is kept in this directory.
+    /// Returns a command of the program, called by this name. Its state is kept in this directory.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(nacre());
         self.equip(command.arg0(program));
@@ -83,17 +84,17 @@ impl Yard {
         }
     }
 
-    /// Where places of pools are remembered.
+    /// Directory in which the locations of pools are remembered.
     pub fn state(&self) -> PathBuf {
         self.path(if self.user.is_some() { "home/state" } else { "state" })
     }
 
-    /// Where the sockets of the pools are.
+    /// Directory of the pools' sockets.
     pub fn runtime(&self) -> PathBuf {
         if self.user.is_some() { self.path("home/run/nacre") } else { PathBuf::from("/run/nacre") }
     }
 
-    /// Runs `nacre` with these words, in which `%` stands for the name of the first pool.
+    /// Runs `nacre` with these arguments, in which `%` stands for the name of the first pool.
     pub fn run(&self, words: &[&str]) -> Output {
         let first = self.names.lock().unwrap().first().cloned();
         let named =
@@ -101,14 +102,14 @@ impl Yard {
         finish(self.command("nacre").args(named))
     }
 
-    /// Runs what has to succeed; its output.
+    /// Runs a command that has to succeed; returns its standard output.
     pub fn nacre(&self, words: &[&str]) -> String {
         let output = self.run(words);
         assert!(output.status.success(), "{words:?}: {}{}", text(&output.stdout), text(&output.stderr));
         text(&output.stdout)
     }
 
-    /// Runs what has to succeed; all that it says.
+    /// Runs a command that has to succeed; returns its standard output and error.
     pub fn told(&self, words: &[&str]) -> String {
         let output = self.run(words);
         let said = text(&output.stdout) + &text(&output.stderr);
@@ -116,14 +117,15 @@ impl Yard {
         said
     }
 
-    /// Runs what has to be refused; the exit code and what it says.
+    /// Runs a command that has to be refused; returns the exit code and the message.
     pub fn refused(&self, words: &[&str]) -> (i32, String) {
         let output = self.run(words);
         assert!(!output.status.success(), "{words:?} succeeded: {}", text(&output.stdout));
         (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
     }
 
-    /// A pool on a new file of 64 MiB, mounted here: its name, its file, its mount point.
+    /// Creates a pool on a new file of 64 MiB and mounts it here; returns its name, its file, its
+    /// mount point.
     pub fn create(&self, short: &str, more: &[&str]) -> (String, PathBuf, PathBuf) {
         let (name, device, at) =
             (self.name(short), self.path(&format!("{short}.img")), self.path(&format!("{short}.at")));
@@ -132,26 +134,27 @@ impl Yard {
         (name, device, at)
     }
 
-    /// The process that owns a pool.
+    /// Returns the process that owns a pool.
     pub fn process(&self, name: &str) -> u32 {
         let status: serde_json::Value = serde_json::from_str(&self.nacre(&["pool", "status", "--json", name])).unwrap();
         u32::try_from(status["pools"][name]["process"].as_u64().unwrap()).unwrap()
     }
 
-    /// Sends the process of a pool a signal that ends it, and waits for its end.
+    /// Sends a fatal signal to the process of a pool, and waits for its end.
     pub fn end(&self, name: &str, signal: Signal) {
         Yard::end_process(self.process(name), signal);
     }
 
-    /// The same for a process that is known.
+    /// Sends a fatal signal to a known process, and waits for its end.
     pub fn end_process(process: u32, signal: Signal) {
         kill(process, signal);
-        // While a thread of it ends it still has its devices, although it counts as ended.
+        // While one of its threads is ending, the process still has its devices open, although it
+        // counts as ended.
         let there = PathBuf::from(format!("/proc/{process}"));
         eventually("the end of the process", || !there.exists());
     }
 
-    /// The processes that run for pools of this directory, with what they were called by.
+    /// Returns the processes that run for pools of this directory, with their command lines.
     pub fn processes(&self) -> Vec<(u32, String)> {
         let mark = format!("NACRE_STATE_DIR={}", self.state().display()).into_bytes();
         let numbers =
@@ -165,8 +168,8 @@ impl Yard {
             .collect()
     }
 
-    /// What is there of its pools although none is imported: mounts by what they show, files beside
-    /// sockets, files that were not finished.
+    /// Returns what remains of its pools although none is imported: mounts by their source, files
+    /// next to sockets, unfinished files.
     fn left(&self, names: &[String]) -> Vec<String> {
         let is_of = |source: &str| {
             names.iter().any(|name| {
@@ -199,13 +202,13 @@ impl Drop for Yard {
     fn drop(&mut self) {
         let names = std::mem::take(&mut *self.names.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         for name in &names {
-            // Most are gone already. One whose process was killed is given up.
+            // Most are gone already. A pool whose process was killed is forgotten.
             for verb in ["destroy", "export"] {
                 let mut command = Command::new("timeout");
                 self.equip(command.args(["-s", "KILL", END]).arg(nacre()).args(["pool", verb, "-f", name]));
                 let _ = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
             }
-            // What its process had to say of failures: the test has made them.
+            // The log of the pool's process: its failures were caused by the test.
             let _ = fs::remove_file(self.runtime().join(format!("{name}.log")));
         }
         let running = self.processes();
@@ -221,7 +224,7 @@ impl Drop for Yard {
     }
 }
 
-/// One pool on one file, mounted.
+/// A mounted pool on one file.
 pub struct Pool {
     /// Its name.
     pub name: String,
@@ -233,18 +236,18 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// One with these words for its making.
+    /// Creates a pool with these arguments.
     pub fn made(short: &str, size: &str, more: &[&str]) -> Pool {
         Pool::within(Yard::new(), short, size, more)
     }
 
-    /// The same in a yard that is there.
+    /// Creates a pool in an existing yard.
     pub fn within(yard: Yard, short: &str, size: &str, more: &[&str]) -> Pool {
         let device = yard.path(if yard.user.is_some() { "home/image" } else { "image" });
         Pool::on(yard, device, short, size, more)
     }
 
-    /// The same on a file that lies elsewhere.
+    /// Creates a pool on a file elsewhere.
     pub fn on(yard: Yard, device: PathBuf, short: &str, size: &str, more: &[&str]) -> Pool {
         let root = yard.path(if yard.user.is_some() { "home/at" } else { "at" });
         let pool = Pool { name: yard.name(short), device, root, yard };
@@ -253,12 +256,12 @@ impl Pool {
         pool
     }
 
-    /// A path in its own file system; that itself, where nothing is named.
+    /// Returns a path in its root file system; for an empty name the root itself.
     pub fn at(&self, name: &str) -> PathBuf {
         if name.is_empty() { self.root.clone() } else { self.root.join(name) }
     }
 
-    /// The whole name of a file system of it.
+    /// Returns the full name of one of its file systems.
     pub fn of(&self, name: &str) -> String {
         format!("{}/{name}", self.name)
     }
@@ -268,12 +271,12 @@ impl Pool {
         self.nacre(&["pool", "import", "-d", self.device.to_str().unwrap(), &self.name]);
     }
 
-    /// Ends its process as a crash would.
+    /// Kills its process, as a crash would.
     pub fn die(&self) {
         self.end(&self.name, Signal::KILL);
     }
 
-    /// Detaches what is mounted of it.
+    /// Detaches its mounts.
     pub fn leave(&self) {
         clear(&self.root);
     }

@@ -1,4 +1,4 @@
-//! What a mount says about itself, as scripts read it: `nacre status --json`.
+//! The report of a mount as scripts read it: `nacre status --json`.
 
 use super::{eventually, nacre, run, text};
 use serde_json::Value;
@@ -8,12 +8,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The figures of one mount.
+/// The report of one mount.
 #[derive(Clone, Debug)]
 pub struct Status(Value);
 
 impl Status {
-    /// Asks the mount.
+    /// Requests the report of a mount.
     pub fn of(mountpoint: &Path) -> Status {
         let ask = || run(nacre(), [OsStr::new("status"), OsStr::new("--json"), mountpoint.as_os_str()]);
         let mut output = ask();
@@ -32,39 +32,39 @@ impl Status {
         Status(mounts[0].clone())
     }
 
-    /// Whether this process answers for the mount.
+    /// Returns whether this process answers for the mount.
     pub fn is_told_by(mountpoint: &Path, pid: u32) -> bool {
         let output = run(nacre(), [OsStr::new("status"), OsStr::new("--json"), mountpoint.as_os_str()]);
         let told: Option<Value> = serde_json::from_slice(&output.stdout).ok();
         told.is_some_and(|told| told[0]["pid"].as_u64() == Some(u64::from(pid)))
     }
 
-    /// A field as text.
+    /// Returns a field as text.
     pub fn text(&self, field: &str) -> &str {
         self.0[field].as_str().unwrap_or_else(|| panic!("{field} in {}", self.0))
     }
 
-    /// A field as a number.
+    /// Returns a field as a number.
     pub fn number(&self, field: &str) -> u64 {
         self.0[field].as_u64().unwrap_or_else(|| panic!("{field} in {}", self.0))
     }
 
-    /// Whether the kernel serves data itself.
+    /// Returns whether passthrough is on.
     pub fn passthrough(&self) -> bool {
         self.0["passthrough"]["on"].as_bool().expect("passthrough.on")
     }
 
-    /// How it goes on when its process dies.
+    /// Returns how the mount survives its process.
     pub fn survives(&self) -> &Value {
         &self.0["survives"]
     }
 
-    /// Why opening a file is a request, where it is one.
+    /// Returns why opening a file is a request, where it is one.
     pub fn asks_at_open(&self) -> Option<&str> {
         self.0["asks_at_open"].as_str()
     }
 
-    /// Requests by kind.
+    /// Returns the requests by kind.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         let operations = self.0["operations"].as_array().expect("operations");
         operations
@@ -74,13 +74,13 @@ impl Status {
     }
 }
 
-/// Waits until the kernel has no request for a mount any more, neither one that it has not handed
-/// out yet nor one without an answer: RELEASE is sent without anybody waiting for it. Nothing where
-/// only root may ask for that.
+/// Waits until the kernel has no request for a mount any more, neither one that is not yet read nor
+/// one without an answer: RELEASE is sent without any caller waiting for it. Does nothing without
+/// root, since only root may read this.
 pub fn settle(mountpoint: &Path) {
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
     let Some(connections) = connections() else { return };
-    // Its number is that of the connection; asked for in a way that costs no request.
+    // The device number is the number of the connection; this statx does not cause a request.
     let found = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).expect("statx");
     let counter = format!("{}/waiting", rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor));
     super::eventually("all requests are answered", || {
@@ -92,8 +92,8 @@ pub fn settle(mountpoint: &Path) {
     });
 }
 
-/// The kernel's directory of connections, which is not mounted everywhere: mounted for this
-/// process, at no place. None for root of a container.
+/// Returns the kernel's directory of connections, which is not mounted everywhere: mounted for this
+/// process, detached. None for root of a container.
 fn connections() -> Option<&'static OwnedFd> {
     use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
     static CONNECTIONS: OnceLock<Option<OwnedFd>> = OnceLock::new();
@@ -105,9 +105,9 @@ fn connections() -> Option<&'static OwnedFd> {
     CONNECTIONS.get_or_init(|| mounted().ok()).as_ref()
 }
 
-/// The requests that something causes, by kind; kinds without any are left out, and so is what the
-/// kernel sends when it forgets files: nobody waits for it, and when it comes depends on the
-/// machine.
+/// Returns the requests that an action causes, by kind. Kinds without any are omitted, and so are
+/// the requests by which the kernel forgets inodes: no caller waits for them, and their time
+/// depends on the machine.
 pub fn requests_of(mountpoint: &Path, what: impl FnOnce()) -> BTreeMap<String, u64> {
     settle(mountpoint);
     let before = Status::of(mountpoint).requests();
@@ -124,8 +124,8 @@ pub fn requests_of(mountpoint: &Path, what: impl FnOnce()) -> BTreeMap<String, u
         .collect()
 }
 
-/// The same for something that is expected to cost nothing: the least of three attempts, because
-/// the kernel may drop its caches at any time (other tests make it do so).
+/// Returns the requests of an action that is expected to cause none: the least of three attempts,
+/// because the kernel may drop its caches at any time (other tests make it do so).
 pub fn least_requests_of(mountpoint: &Path, what: impl Fn()) -> BTreeMap<String, u64> {
     let attempts = (0..3).map(|_| requests_of(mountpoint, &what));
     attempts.min_by_key(|requests| requests.values().sum::<u64>()).unwrap_or_default()

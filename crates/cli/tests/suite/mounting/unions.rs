@@ -1,4 +1,4 @@
-//! Unions for tests: an upper branch over the fixture's source, and what the commands say about
+//! Unions for tests: an upper branch over the fixture's source, and the output of commands about
 //! them.
 
 use super::{Fixture, finish, nacre, text};
@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Branches in the order given, each with its attributes.
+/// Returns a list of branches in the order given, each with its attributes.
 pub fn branches(of: &[(&Path, &str)]) -> OsString {
     let mut list = OsString::new();
     for (path, mode) in of {
@@ -21,7 +21,8 @@ pub fn branches(of: &[(&Path, &str)]) -> OsString {
     list
 }
 
-/// A writable branch over the source, which is filled first; the fixture and the upper branch.
+/// Mounts a union of a writable branch over the source, which is filled first; returns the fixture
+/// and the upper branch.
 pub fn over(options: &[&str], fill: impl FnOnce(&Path)) -> (Fixture, PathBuf) {
     let mut fixture = Fixture::bare();
     fill(&fixture.source);
@@ -36,14 +37,14 @@ pub fn union<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>) -> O
     finish(Command::new(nacre()).arg("union").args(words).env("LC_ALL", "C"))
 }
 
-/// The same, which has to succeed; what it printed.
+/// Runs `nacre union ...`, which has to succeed; returns its output.
 pub fn told<S: AsRef<std::ffi::OsStr>>(words: impl IntoIterator<Item = S>) -> String {
     let output = union(words);
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
 }
 
-/// The branches of a mount, with their attributes.
+/// Returns the branches of a mount, with their attributes.
 pub fn list(mountpoint: &Path) -> Vec<(PathBuf, String)> {
     let output = union([std::ffi::OsStr::new("list"), "--json".as_ref(), mountpoint.as_os_str()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -54,7 +55,7 @@ pub fn list(mountpoint: &Path) -> Vec<(PathBuf, String)> {
     value.as_array().expect("a list").iter().map(branch).collect()
 }
 
-/// What a branch holds, without the union's own directories: names from its top down.
+/// Returns the names in a branch from its root down, without the union's own directories.
 pub fn names(branch: &Path) -> Vec<String> {
     let (mut found, mut ahead) = (Vec::new(), vec![branch.to_owned()]);
     while let Some(place) = ahead.pop() {
