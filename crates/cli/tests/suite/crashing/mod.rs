@@ -1,7 +1,7 @@
-//! Loads on a mount whose process dies at any moment, and what has to be left of them.
+//! Loads on a mount whose process dies at any moment, and the checks after the crash.
 //!
-//! Callers: `pool_crashes.rs`, `pool_groups.rs`, `walk.rs`. Each load knows what it was promised: by an fsync, a commit of
-//! a database, a finished clone. What ends a load is the death of the mount, and only that: an
+//! Callers: `pool_crashes.rs`, `pool_groups.rs`, `walk.rs`. Each load records its promises: of an
+//! fsync, a commit of a database, a finished clone. Only the death of the mount ends a load: an
 //! error before that is a failure.
 pub mod programs;
 pub mod recorder;
@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 pub struct Random(pub u64);
 
 impl Random {
-    /// Any number.
+    /// Returns any number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -27,12 +27,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below this one.
+    /// Returns a number below this one.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
 
-    /// So many bytes.
+    /// Returns this many bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(length + 8);
         while bytes.len() < length {
@@ -43,49 +43,49 @@ impl Random {
     }
 }
 
-/// Whether the mount has been made to die.
+/// Whether the test has made the mount die, or has asked the loads to end.
 #[derive(Debug, Default)]
 pub struct Dead(AtomicBool, AtomicBool);
 
 impl Dead {
-    /// From now on errors are expected.
+    /// Announces the death: from now on errors are expected.
     pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// The loads end in order, on a mount that lives.
+    /// Asks the loads to end, while the mount still lives.
     pub fn end(&self) {
         self.1.store(true, Ordering::SeqCst);
         self.set();
     }
 
-    /// Whether they are to.
+    /// Returns whether the loads have to end.
     pub fn is_end(&self) -> bool {
         self.1.load(Ordering::SeqCst)
     }
 
-    /// Whether that is so.
+    /// Returns whether the death was announced.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// Something that uses a mount until that dies.
+/// A load that uses a mount until the mount dies.
 pub trait Load: Send {
     /// Works until the mount is dead; panics where an error comes before that.
     fn work(&mut self, at: &Path, seed: u64, dead: &Dead);
 
-    /// Looks at what is there after a crash; panics where a promise was broken.
+    /// Checks the files after a crash; panics where a promise was broken.
     fn judge(&mut self, at: &Path, what: &str);
 
-    /// What was promised so far, for the report.
+    /// Describes the promises so far, for the report.
     fn promises(&self) -> String;
 }
 
-/// A load at work; it comes back when the mount is dead.
+/// The thread of a load; it returns the load when the mount is dead.
 pub type Working = JoinHandle<Box<dyn Load>>;
 
-/// Sets loads to work, each with a seed of its own.
+/// Starts loads, each with a seed of its own.
 pub fn begin(loads: Vec<Box<dyn Load>>, at: &Path, dead: &Arc<Dead>, random: &mut Random) -> Vec<Working> {
     let start = |mut load: Box<dyn Load>| {
         let (at, dead, seed) = (at.to_owned(), Arc::clone(dead), random.next());

@@ -1,4 +1,4 @@
-//! Programs that know what durability is: fio, SQLite, git.
+//! Programs that depend on durability: fio, SQLite, git.
 
 use super::{Dead, Load};
 use crate::mounting::{finish, text};
@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// Whether a program is there.
+/// Returns whether a program is installed.
 pub fn is_there(program: &str) -> bool {
     Command::new(program)
         .arg("--version")
@@ -66,7 +66,7 @@ impl Load for Fio {
 
     fn judge(&mut self, at: &Path, what: &str) {
         if self.rounds == 0 {
-            // Not even laid out.
+            // Not even the file was laid out.
             let _ = fs::remove_file(at.join("fio"));
             return;
         }
@@ -84,12 +84,13 @@ pub struct Sqlite {
     name: String,
     journal: &'static str,
     committed: u64,
-    /// What the program called committed, perhaps only because the mount was gone.
+    /// Number of the last commit that the program acknowledged, perhaps only because the mount was
+    /// gone.
     claimed: u64,
 }
 
 impl Sqlite {
-    /// With this journal mode.
+    /// Creates the load with this journal mode.
     pub fn new(journal: &'static str) -> Sqlite {
         Sqlite { name: format!("sqlite-{}.db", journal.to_lowercase()), journal, committed: 0, claimed: 0 }
     }
@@ -123,8 +124,8 @@ impl Sqlite {
                 }
             }
             self.claimed = number;
-            // SQLite passes over a directory that it cannot open to sync: what it says of a mount
-            // that is gone is no promise.
+            // SQLite ignores a directory that it cannot open to sync: its acknowledgment on a dead
+            // mount is no promise.
             if dead.is_set() {
                 return Ok(());
             }
@@ -139,7 +140,7 @@ impl Load for Sqlite {
         let mut command = Command::new("sqlite3");
         command.arg(at.join(&self.name)).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("sqlite3");
-        // A broken pipe is the end of the program, which says why.
+        // A broken pipe means the end of the program, whose output names the reason.
         let _ = self.transactions(&mut child, dead, self.committed + 1);
         let _ = child.kill();
         let output = child.wait_with_output().expect("sqlite3");
@@ -187,7 +188,8 @@ pub struct Git {
 
 fn git(place: &Path, words: &[&str]) -> Command {
     let mut command = Command::new("git");
-    // git itself goes there: a process cannot even be started in a directory whose daemon is dead.
+    // git itself changes to the directory: a process cannot even be started in a directory whose
+    // daemon is dead.
     command.current_dir("/").arg("-C").arg(place).args([
         "-c",
         "core.fsync=all",
@@ -207,7 +209,7 @@ fn git(place: &Path, words: &[&str]) -> Command {
 }
 
 impl Git {
-    /// With a repository made here, which is outside of the pool.
+    /// Creates the load with a new repository outside of the pool.
     pub fn new(place: &Path) -> Git {
         let origin = place.join("origin");
         fs::create_dir(&origin).unwrap();
@@ -226,7 +228,7 @@ impl Git {
         Git { origin, clones: Vec::new(), commits: Vec::new(), all: 0, rounds: 0 }
     }
 
-    /// Clones, then commits to that clone; the error of the first that failed.
+    /// Clones, then commits to that clone; returns the first failure.
     fn turn(&mut self, at: &Path, name: &str, seed: u64) -> Result<(), Output> {
         let run = |mut command: Command| {
             let output = finish(&mut command);
@@ -272,8 +274,8 @@ impl Load for Git {
             let place = at.join(&name);
             succeeds(&mut git(&place, &["fsck", "--full", "--strict", "--no-dangling"]), what);
             if Some(&name) == last.as_ref() {
-                // The name of the newest commit may still have been the one before; its objects are
-                // there.
+                // The reference of the newest commit may still be the previous one; the objects of
+                // the commit are there.
                 for commit in &self.commits {
                     succeeds(&mut git(&place, &["cat-file", "-e", commit]), what);
                 }
@@ -305,7 +307,7 @@ impl Load for Git {
     }
 }
 
-/// All loads that this machine has programs for.
+/// Returns all loads whose programs this machine has.
 pub fn all(place: &Path) -> Vec<Box<dyn Load>> {
     let mut loads: Vec<Box<dyn Load>> =
         (0..2).map(|number| Box::new(super::recorder::Recorder::new(number)) as Box<dyn Load>).collect();

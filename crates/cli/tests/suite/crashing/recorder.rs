@@ -1,4 +1,4 @@
-//! A writer that remembers to the byte what it was promised.
+//! A writer that records to the byte which writes are promised to be durable.
 
 use super::{Dead, Load, Random, expected};
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 /// Bytes of a slot: a block that is written as a whole.
 const SLOT: usize = 4096;
 
-/// How large its files and its writes are.
+/// Sizes of its files and writes.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     /// Slots of a file.
     slots: u64,
-    /// The most slots of one write.
+    /// Maximum slots of one write.
     most: u64,
 }
 
@@ -26,11 +26,11 @@ const SMALL: Extent = Extent { slots: 512, most: 20 };
 /// Files of 16 MiB, written as streams are.
 const STREAMS: Extent = Extent { slots: 4096, most: 2048 };
 
-/// A file that is overwritten in place: for each slot the version that was promised, and the last
-/// one written.
+/// A file that is overwritten in place: for each slot the promised version, and the last one
+/// written.
 type Slots = Vec<(u64, u64)>;
 
-/// The recorder.
+/// The load; see the module.
 pub struct Recorder {
     name: String,
     number: u64,
@@ -40,7 +40,7 @@ pub struct Recorder {
     rewritten: BTreeMap<String, Slots>,
     /// For each name the versions that may be there, the newest last; 0: no file.
     replaced: BTreeMap<String, Vec<u64>>,
-    /// Bytes that were promised, and that were written.
+    /// Number of bytes that were promised, and that were written.
     log: (u64, u64),
 }
 
@@ -55,10 +55,10 @@ fn slot(key: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Whether each word of a slot is that of one of these versions. The kernel cuts a long `write` where it finds
-/// a page of the writer's memory not present. And since Linux 6.16, where it collects writes, what it passes
-/// on is the page itself, which the next `write` changes meanwhile: what arrives of it, and was not synced,
-/// may have some parts of the one and some of the other.
+/// Returns whether each word of a slot belongs to one of these versions. The kernel splits a long
+/// `write` where it finds a page of the writer's memory not present. And since Linux 6.16,
+/// writeback sends the page itself, which the next `write` changes meanwhile: unsynced data may
+/// arrive with some parts of one version and some of the other.
 fn is_torn(found: &[u8], key: u64, versions: RangeInclusive<u64>) -> bool {
     const WORD: usize = size_of::<u64>();
     let possible: Vec<Vec<u8>> = versions.map(|version| slot(key, version)).collect();
@@ -75,20 +75,20 @@ fn whole(key: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Byte `at` of a log.
+/// Returns byte `at` of a log.
 fn of_log(number: u64, at: u64) -> u8 {
     let word = Random(number << 40 | at >> 3).next();
-    // Never 0, which is what a hole would read as.
+    // Never 0: a hole would read as 0.
     word.to_le_bytes()[(at & 7) as usize] | 1
 }
 
 impl Recorder {
-    /// The recorder of this number; each has a directory of its own.
+    /// Creates the recorder of this number; each has a directory of its own.
     pub fn new(number: u64) -> Recorder {
         Recorder::with(number, SMALL)
     }
 
-    /// One that writes and overwrites whole parts of large files.
+    /// Creates one that writes and overwrites whole parts of large files.
     pub fn of_streams(number: u64) -> Recorder {
         Recorder::with(number, STREAMS)
     }
@@ -121,7 +121,7 @@ impl Recorder {
         }
     }
 
-    /// Writes some slots of a file in place; often that is synced.
+    /// Writes some slots of a file in place, and often syncs them.
     fn rewrite(&mut self, directory: &Path, random: &mut Random) -> io::Result<()> {
         let name = format!("slots{}", random.below(3));
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(directory.join(&name))?;
@@ -276,7 +276,7 @@ impl Recorder {
             assert!(right, "{what}: byte {at} of the log of recorder {} is {byte} (of {:?})", self.number, self.log);
         }
         if length > promised {
-            // What was not promised may have holes.
+            // Beyond the promised length there may be holes.
             let file = OpenOptions::new().write(true).open(&place)?;
             file.set_len(promised)?;
             file.sync_all()?;
@@ -304,7 +304,7 @@ impl Load for Recorder {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return expected(&error, dead),
             Ok(()) | Err(_) => {}
         }
-        // The directory itself belongs to what a sync of it promises by its parent.
+        // The directory itself is durable only after a sync of its parent.
         if let Err(error) = File::open(at).and_then(|parent| parent.sync_all()) {
             return expected(&error, dead);
         }

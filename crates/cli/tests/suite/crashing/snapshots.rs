@@ -1,5 +1,5 @@
-//! Snapshots right after writes that nobody synced: once one has been taken, a crash leaves it, and
-//! it holds what was written before.
+//! Snapshots right after unsynced writes: a completed snapshot survives a crash, and contains the
+//! writes before it.
 
 use super::{Dead, Load, Random, expected};
 use std::collections::BTreeMap;
@@ -8,25 +8,25 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// So many are kept at most: they hold what all others overwrite.
+/// Maximum number of kept snapshots: they hold all blocks that were overwritten since.
 const MOST: usize = 3;
 
-/// What is known of a snapshot.
+/// Expectations of a snapshot.
 #[derive(Clone, Debug)]
 struct Taken {
-    /// The content of the file when it was asked for.
+    /// The content of the file when the snapshot was requested.
     content: Vec<u8>,
-    /// Whether it is there for certain; else the mount died meanwhile.
+    /// Whether it was acknowledged; else the mount died meanwhile.
     certain: bool,
 }
 
-/// The load.
+/// The load; see the module.
 #[derive(Default)]
 pub struct Snapshots {
     number: u64,
     content: Vec<u8>,
     taken: BTreeMap<String, Taken>,
-    /// Those that were certainly taken away.
+    /// Snapshots whose destruction was acknowledged.
     gone: Vec<String>,
     promised: u64,
 }
@@ -40,7 +40,7 @@ fn directory(at: &Path) -> PathBuf {
 }
 
 impl Snapshots {
-    /// Writes without a sync, takes a snapshot, writes on.
+    /// Writes without a sync, takes a snapshot, writes again.
     fn step(&mut self, at: &Path, random: &mut Random) -> io::Result<()> {
         for _ in 0..=random.below(4) {
             self.write(at, random)?;
@@ -110,7 +110,7 @@ impl Load for Snapshots {
         }
         self.taken.retain(|name, _| directory(at).join(name).exists());
         self.taken.values_mut().for_each(|taken| taken.certain = true);
-        // What was not synced may be there or not.
+        // Unsynced writes may or may not be there.
         self.content = fs::read(place(at)).unwrap_or_default();
     }
 

@@ -1,9 +1,9 @@
 //! Kills at random moments, on mounts of every kind at once, while programs use them.
 //!
-//! Each mount is used by all loads from its beginning. Its processes are killed, replaced by another
-//! program, killed while they are made, until the last death that a guardian allows; then it dies for
-//! good, in one of several ways, and what was answered has to be below. Said of each failure: the seed,
-//! the mount, and what was done to it.
+//! Each mount is used by all loads from its beginning. Its processes are killed, replaced by
+//! another program, and killed while they start, up to the last death that a supervisor allows;
+//! then the mount dies for good, in one of several ways, and everything that was acknowledged has
+//! to be in the directory below. A failure reports the seed, the mount, and the actions on it.
 
 use super::{
     Guarded,
@@ -27,16 +27,16 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// Files of the branch below of each union.
+/// Number of files in the lower branch of each union.
 const BELOW: u64 = 2000;
 
-/// What the campaign has come to.
+/// Counters of the campaign.
 #[derive(Debug, Default)]
 pub struct Told {
     kills: AtomicU64,
     upgrades: AtomicU64,
     mounts: AtomicU64,
-    /// Microseconds: of a call of a load, and of the first look-up after a kill.
+    /// Maximum times in microseconds: of a call of a load, and of the first lookup after a kill.
     slowest: AtomicU64,
     answered: AtomicU64,
 }
@@ -46,37 +46,37 @@ impl Told {
         word.fetch_max(u64::try_from(time.as_micros()).unwrap(), Ordering::Relaxed);
     }
 
-    /// A process was killed.
+    /// Counts a killed process.
     pub fn killed(&self) {
         self.kills.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often.
+    /// Returns the number of kills.
     pub fn kills(&self) -> u64 {
         self.kills.load(Ordering::Relaxed)
     }
 
-    /// Another program went on.
+    /// Counts a failover to another program.
     pub fn upgraded(&self) {
         self.upgrades.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Something was mounted.
+    /// Counts a mount.
     pub fn mounted(&self) {
         self.mounts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call of a load took so long.
+    /// Records the duration of a load's call.
     pub fn slowest_of(&self, time: Duration) {
         Told::raise(&self.slowest, time);
     }
 
-    /// The first look-up after a kill took so long.
+    /// Records the duration of the first lookup after a kill.
     pub fn answered(&self, time: Duration) {
         Told::raise(&self.answered, time);
     }
 
-    /// A line for the report.
+    /// Returns a line for the report.
     pub fn text(&self) -> String {
         let of = |word: &AtomicU64| word.load(Ordering::Relaxed);
         format!(
@@ -90,7 +90,7 @@ impl Told {
     }
 }
 
-/// Kills until there were so many, on so many mounts at a time.
+/// Runs until this number of kills, on this number of mounts at a time.
 pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
     let (told, programs) = (Told::default(), Programs::new());
     thread::scope(|scope| {
@@ -111,7 +111,7 @@ pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
     told
 }
 
-/// A kind of mounts: its name, and how one is made.
+/// A kind of mount: its name, and its constructor.
 type Kind = (&'static str, fn() -> Guarded);
 
 const KINDS: [Kind; 7] = [
@@ -143,7 +143,7 @@ impl Life<'_> {
         let (name, make) = KINDS[kind];
         told.mounted();
         let mut guarded = make();
-        // Its number may be another process's before this mount is dropped.
+        // The process id may be reused before this mount is dropped.
         guarded.workers.clear();
         let killer = Killer::new(guarded.guardian, &guarded.fixture.mountpoint, (told, programs));
         Life {
@@ -198,7 +198,7 @@ impl Life<'_> {
         self.progress.iter().for_each(|shared| self.killer.told.slowest_of(shared.slowest.time()));
     }
 
-    /// How long it takes until something is answered that the kernel does not know.
+    /// Measures the time until a request is answered that the kernel cannot answer from its cache.
     fn answers(&mut self) {
         let name = self.guarded.at(&format!("nothing-{}", self.killer.random.next()));
         let start = Instant::now();
@@ -208,7 +208,7 @@ impl Life<'_> {
         assert!(absent, "{}: {answer:?}", self.killer.what);
     }
 
-    /// Waits until each of the loads has done something.
+    /// Waits until each load has made progress.
     fn goes_on(&self) {
         let done = || self.progress.iter().map(|shared| shared.done.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let before = done();
@@ -219,14 +219,14 @@ impl Life<'_> {
         }
     }
 
-    /// When a program has written last, below.
+    /// Returns the time of a program's last write, as seen in the source.
     fn last_write(&self, program: &str) -> Option<SystemTime> {
         let files = fs::read_dir(&self.guarded.fixture.source).unwrap().filter_map(Result::ok);
         let its = files.filter(|file| file.file_name().to_string_lossy().starts_with(program));
         its.filter_map(|file| file.metadata().ok()?.modified().ok()).max()
     }
 
-    /// The end of the mount.
+    /// Ends the mount for good.
     fn die(&mut self, dead: &Dead) {
         let killer = &mut self.killer;
         let (guardian, child) = (self.guarded.guardian, killer.next());
@@ -246,7 +246,7 @@ impl Life<'_> {
             killer.kill(guardian);
         }
         killer.kill(child);
-        // Where the guardian lives it counts deaths, from anew where it became another program.
+        // A living supervisor counts deaths, from 0 after it was replaced by another program.
         eventually("the mount is dead", || {
             if let Some(next) = killer.next_if_any() {
                 killer.kill(next);
@@ -256,7 +256,7 @@ impl Life<'_> {
     }
 }
 
-/// Whether whoever asks is told that the mount is dead.
+/// Returns whether the mount is dead (ENOTCONN).
 fn is_dead(mountpoint: &Path) -> bool {
     fs::symlink_metadata(mountpoint.join("nothing")).is_err_and(|error| error.raw_os_error() == Some(107))
 }

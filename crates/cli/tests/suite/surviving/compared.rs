@@ -1,5 +1,5 @@
-//! Files that are changed at random, and read after each change in every way: all of it has to be what a copy in memory
-//! has.
+//! Files that are changed at random, and read after each change by all means: the content has to be
+//! that of a copy in memory.
 //!
 //! One of the loads of `campaign.rs`. Stores to mappings are left out: the kernel itself loses some
 //! ([docs/kernels.md](../../../../../docs/kernels.md)).
@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-/// The length that no file exceeds.
+/// Maximum length of a file.
 const LONGEST: u64 = 300_000;
 
 /// A change of a file.
@@ -39,7 +39,7 @@ impl Change {
         }
     }
 
-    /// What it is, for the report of a failure.
+    /// Describes the change for the report of a failure.
     fn text(&self) -> String {
         match self {
             Change::Write { at, data } => format!("{} bytes were written at {at}", data.len()),
@@ -49,7 +49,7 @@ impl Change {
         }
     }
 
-    /// What a file with this content has after it.
+    /// Returns the content of a file after the change.
     fn applied(&self, content: &[u8]) -> Vec<u8> {
         let mut content = content.to_vec();
         match self {
@@ -81,23 +81,23 @@ impl Change {
     }
 }
 
-/// One file after the other; see the file's head.
+/// The load that changes and compares one file after the other.
 #[derive(Default)]
 pub struct Compared {
     pub shared: Arc<Shared>,
     files: [Content; 3],
 }
 
-/// The content of a file.
+/// The expected content of a file.
 #[derive(Default)]
 struct Content {
     now: Vec<u8>,
-    /// The content after the change that was begun last.
+    /// The content after the newest change, which may be incomplete.
     next: Vec<u8>,
 }
 
 impl Compared {
-    /// With these figures.
+    /// Creates the load with shared figures.
     pub fn new(shared: Arc<Shared>) -> Compared {
         Compared { shared, ..Compared::default() }
     }
@@ -150,7 +150,7 @@ impl Load for Compared {
             let (now, next) = (&content.now, &content.next);
             let lengths = now.len().min(next.len())..=now.len().max(next.len());
             assert!(lengths.contains(&there.len()), "{what}: file {number} has {} bytes", there.len());
-            // Of the change that was under way any part may be there.
+            // Any part of the interrupted change may be there.
             let is_known = |at: usize, byte: u8| now.get(at) == Some(&byte) || next.get(at) == Some(&byte);
             let wrong = there.iter().enumerate().position(|(at, byte)| !is_known(at, *byte));
             assert_eq!(wrong, None, "{what}: file {number}");

@@ -1,7 +1,7 @@
-//! Who kills the processes of a mount or a pool at random moments, or has another program go on, and says
-//! what it has done.
+//! Kills the processes of a mount or a pool at random moments, or replaces them by another program,
+//! and logs its actions.
 //!
-//! Used by `campaign.rs` and `pools.rs`, each with the processes of one guardian.
+//! Used by `campaign.rs` and `pools.rs`, each with the processes of one supervisor.
 
 use super::campaign::Told;
 use crate::{
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-/// Deaths that a guardian allows within a minute.
+/// Deaths that a supervisor allows within a minute.
 pub const DEATHS: u32 = 2;
 
 /// Two other copies of the program.
@@ -27,7 +27,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Makes them.
+    /// Creates the copies.
     pub fn new() -> Programs {
         let place = mounting::scratch();
         let copies = ["one", "other"].map(|name| place.path().join(name));
@@ -38,47 +38,47 @@ impl Programs {
     }
 }
 
-/// See the file's head.
+/// Kills and replaces the processes of one supervisor.
 pub struct Killer<'a> {
-    /// What is used, and what was done to it.
+    /// The mount or pool, and the actions on it.
     pub what: String,
-    /// Its dice.
+    /// Source of its random decisions.
     pub random: Random,
-    /// What it has come to.
+    /// Counters of the campaign.
     pub told: &'a Told,
-    /// How often a process has died.
+    /// Number of deaths of processes.
     pub deaths: u32,
     guardian: u32,
-    /// What is mounted, or one mount of it.
+    /// The mount point, or one of a pool's.
     place: PathBuf,
-    /// Where commands find it, where that is elsewhere than usual.
+    /// State directory for commands, where it is not the default.
     state: Option<PathBuf>,
     programs: &'a Programs,
-    /// The copy that serves, once one does.
+    /// Index of the copy that serves, once one does.
     copy: usize,
     killed: Option<u32>,
 }
 
 impl<'a> Killer<'a> {
-    /// Of the processes of this guardian.
+    /// Creates one for the processes of this supervisor.
     pub fn new(guardian: u32, place: &Path, (told, programs): (&'a Told, &'a Programs)) -> Killer<'a> {
         let (what, random) = (String::new(), Random(0));
         let place = place.to_owned();
         Killer { what, random, told, deaths: 0, guardian, place, state: None, programs, copy: 0, killed: None }
     }
 
-    /// The same for this, with dice from this seed.
+    /// Sets the description and the seed.
     pub fn of(self, what: String, seed: u64) -> Killer<'a> {
         Killer { what, random: Random(seed), ..self }
     }
 
-    /// The same, reached by what is kept here.
+    /// Sets the state directory.
     pub fn reached_by(self, state: PathBuf) -> Killer<'a> {
         Killer { state: Some(state), ..self }
     }
 
-    /// Does one thing of several after a while; at most so long, microseconds: until then, while the next process
-    /// goes on, while another program does.
+    /// Performs a random action after a pause. The maxima of the pauses, microseconds: before the
+    /// action, during the failover of the next process, during an upgrade.
     pub fn act(&mut self, [before, going_on, upgrading]: [u64; 3]) {
         self.pause(before);
         match self.random.below(6) {
@@ -96,7 +96,7 @@ impl<'a> Killer<'a> {
         }
     }
 
-    /// The process that serves now, or is about to: none that was killed.
+    /// Returns the process that serves now, or is starting; never a killed one.
     pub fn next(&self) -> u32 {
         let mut next = None;
         eventually("a process is there", || {
@@ -106,12 +106,12 @@ impl<'a> Killer<'a> {
         next.unwrap()
     }
 
-    /// The same, where there is one.
+    /// Returns the process as [`Self::next`] does, where there is one.
     pub fn next_if_any(&self) -> Option<u32> {
         child_of(self.guardian).filter(|child| Some(*child) != self.killed)
     }
 
-    /// Kills that.
+    /// Kills the serving process.
     pub fn strike(&mut self) {
         let next = self.next();
         self.note(&format!("kill {next}"));
@@ -119,15 +119,15 @@ impl<'a> Killer<'a> {
         self.deaths += 1;
     }
 
-    /// Kills this process, which is one of them or the guardian.
+    /// Kills this process, which is a serving one or the supervisor.
     pub fn kill(&mut self, process: u32) {
         self.killed = Some(process);
         kill(process, Signal::KILL);
         self.told.killed();
     }
 
-    /// Has another copy of the program go on; perhaps the process is killed meanwhile, after so many microseconds
-    /// at most.
+    /// Upgrades to another copy of the program; where `killed` is given, the process is killed
+    /// meanwhile, after at most this many microseconds.
     fn upgrade(&mut self, killed: Option<u64>) {
         self.copy = 1 - self.copy;
         let mut command = Command::new(&self.programs.copies[self.copy]);
@@ -148,12 +148,12 @@ impl<'a> Killer<'a> {
         upgrading.join().unwrap();
     }
 
-    /// Waits at most so many microseconds.
+    /// Waits at most this many microseconds.
     pub fn pause(&mut self, most: u64) {
         thread::sleep(Duration::from_micros(self.random.below(most)));
     }
 
-    /// Notes what was done.
+    /// Logs an action.
     pub fn note(&mut self, what: &str) {
         self.what.push_str(", ");
         self.what.push_str(what);

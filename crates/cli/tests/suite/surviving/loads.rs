@@ -1,5 +1,5 @@
-//! What uses a mount while the processes that serve it die, and what has to be left of it when it has
-//! died for good: whatever was answered.
+//! Loads on a mount whose processes die, and their checks after it has died for good: everything
+//! that was acknowledged has to be there.
 
 use super::{Slowest, change_below_once, change_once};
 use crate::crashing::{Dead, Load, expected};
@@ -18,16 +18,16 @@ use std::{
     time::Duration,
 };
 
-/// What all loads of a mount share.
+/// Figures that all loads of a mount share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// How much they have done.
+    /// Number of finished steps.
     pub done: AtomicU64,
-    /// How long a call took at most.
+    /// Longest call.
     pub slowest: Slowest,
 }
 
-/// Works until an error, which is that of a dead mount.
+/// Works until an error, which has to be that of a dead mount.
 pub fn until_dead(dead: &Dead, shared: &Shared, mut once: impl FnMut(u64) -> io::Result<()>) {
     for round in 0.. {
         if dead.is_end() {
@@ -40,7 +40,7 @@ pub fn until_dead(dead: &Dead, shared: &Shared, mut once: impl FnMut(u64) -> io:
     }
 }
 
-/// Everything that can be done with names.
+/// A load of all operations on names.
 pub struct Changes {
     pub number: u64,
     pub shared: Arc<Shared>,
@@ -69,7 +69,7 @@ impl Load for Changes {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .filter(|name| name.starts_with(&first))
             .collect();
-        // All of them are those of the round that was under way.
+        // All remaining names belong to the interrupted round.
         let last = format!("{}-{}-", self.number, self.rounds);
         assert!(left.iter().all(|name| name.starts_with(&last)), "{what}: {left:?}, {} rounds", self.rounds);
     }
@@ -79,11 +79,11 @@ impl Load for Changes {
     }
 }
 
-/// What can be done with the files of the branch below.
+/// A load of operations on the files of the lower branch.
 pub struct Below {
     pub shared: Arc<Shared>,
     pub rounds: u64,
-    /// So many there are.
+    /// Number of these files.
     pub all: u64,
 }
 
@@ -114,14 +114,14 @@ impl Load for Below {
     }
 }
 
-/// The lines of a program that does not end by itself.
+/// The output lines of a program that runs until it is killed.
 struct Lines {
     child: Child,
     lines: Receiver<io::Result<String>>,
 }
 
 impl Lines {
-    /// Starts it; none where the mount is dead.
+    /// Starts the program; none where the mount is dead.
     fn of(command: &mut Command, dead: &Dead) -> Option<Lines> {
         let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn() {
             Ok(child) => child,
@@ -142,7 +142,7 @@ impl Lines {
         Some(Lines { child, lines })
     }
 
-    /// The next one; none where the mount is dead.
+    /// Returns the next line; none where the mount is dead.
     fn next(&self, dead: &Dead) -> Option<String> {
         loop {
             match self.lines.recv_timeout(Duration::from_millis(50)) {
@@ -165,7 +165,7 @@ impl Drop for Lines {
     }
 }
 
-/// `tail -f`, which has to print whatever is appended.
+/// `tail -f`, which has to print everything that is appended.
 pub struct Tail {
     pub shared: Arc<Shared>,
     pub lines: u64,
@@ -204,7 +204,7 @@ impl Load for Tail {
     }
 }
 
-/// A shell whose working directory is inside.
+/// A shell whose working directory is in the mount.
 pub struct Shell {
     pub shared: Arc<Shared>,
     pub lines: u64,
@@ -307,25 +307,26 @@ impl Load for Locked {
     }
 }
 
-/// Ranges of files that are locked by an open file, or by a process, of which the kernel knows.
+/// Ranges of files that are locked by an open file description, or by a process; the kernel keeps
+/// both.
 pub struct Ranges {
     pub shared: Arc<Shared>,
     pub rounds: u64,
 }
 
-/// A range of eight bytes, locked for writing.
+/// Returns a range of eight bytes, locked for writing.
 fn eight(start: u64) -> Range {
     Range { kind: locks::Kind::Write, start, length: 8, pid: 0 }
 }
 
-/// A file for a lock.
+/// Opens a file for a lock.
 fn locked_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
 impl Ranges {
-    /// `process` was opened before the process took its lock, which goes with the first descriptor that it
-    /// closes.
+    /// `process` was opened before the process took its lock, which is released by the first
+    /// descriptor of the file that it closes.
     fn once(at: &Path, holder: &File, process: &File, shared: &Shared) -> io::Result<()> {
         let other = shared.slowest.of(|| locked_file(&at.join("ranges")))?;
         assert_eq!(locks::test(other.as_fd(), eight(8))?.kind, locks::Kind::Write, "the open file has its lock");

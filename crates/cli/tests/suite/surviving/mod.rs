@@ -1,7 +1,8 @@
-//! Mounts that outlive the process that serves them, and programs that use them meanwhile.
+//! Mounts that survive the process that serves them, and programs that use them meanwhile.
 //!
-//! Callers: `survival.rs`, `pool_survival.rs`. What uses a mount checks every answer; each of its functions answers the
-//! first error, which is a failure unless the mount was made to die for good.
+//! Callers: `survival.rs`, `pool_survival.rs`. The users of a mount check every answer; each of
+//! their functions returns the first error, which is a failure unless the test made the mount die
+//! for good.
 
 pub mod campaign;
 pub mod compared;
@@ -20,41 +21,42 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A mount that outlives its process. The guardian is the fixture's daemon.
+/// A mount that survives its process. The supervisor is the fixture's daemon.
 pub struct Guarded {
-    /// Where.
+    /// The mount.
     pub fixture: Fixture,
-    /// The process that makes others.
+    /// Process id of the supervisor, which starts the workers.
     pub guardian: u32,
-    /// Killed at the end: they do not end with their guardian.
+    /// Process ids of the workers. They are killed at the end: they do not end with their
+    /// supervisor.
     pub workers: Vec<u32>,
 }
 
 impl Guarded {
-    /// A mirror.
+    /// Mounts a mirror.
     pub fn new(options: &[&str]) -> Guarded {
         Guarded::of(Fixture::mirror(&[&["--survive", "--transport=device"], options].concat()))
     }
 
-    /// A cage.
+    /// Mounts a cage.
     pub fn cage(options: &[&str]) -> Guarded {
         Guarded::of(Fixture::cage(&[&["--survive", "--transport=device"], options].concat()))
     }
 
-    /// A cage over a directory of an XFS of its own.
+    /// Mounts a cage over a directory of an XFS of its own.
     pub fn cage_on_xfs(options: &[&str]) -> Guarded {
         let mut fixture = Fixture::bare_on("xfs");
         fixture.start_cage(&[&["--survive", "--transport=device"], options].concat());
         Guarded::of(fixture)
     }
 
-    /// A union of the source over a directory that is filled first.
+    /// Mounts a union of the source over a directory that is filled first.
     pub fn union(options: &[&str], fill: impl FnOnce(&Path)) -> Guarded {
         let words = [&["union"], options].concat();
         Guarded::over_lower(&words, "SOURCE=rw:LOWER=ro", fill)
     }
 
-    /// What these words and this text make of the source and a directory that is filled first.
+    /// Mounts with these options and this text as source, over a directory that is filled first.
     pub fn over_lower(words: &[&str], what: &str, fill: impl FnOnce(&Path)) -> Guarded {
         let mut fixture = Fixture::bare();
         let lower = fixture.directory("lower");
@@ -67,13 +69,13 @@ impl Guarded {
         Guarded::of(fixture)
     }
 
-    /// One that is mounted.
+    /// Wraps an existing mount.
     pub fn of(fixture: Fixture) -> Guarded {
         let workers = vec![worker(&fixture.mountpoint)];
         Guarded { guardian: fixture.pid(), fixture, workers }
     }
 
-    /// A path in the mount.
+    /// Returns a path in the mount.
     pub fn at(&self, name: &str) -> PathBuf {
         self.fixture.at(name)
     }
@@ -83,7 +85,7 @@ impl Guarded {
         self.die_of(Signal::KILL);
     }
 
-    /// The same by this signal.
+    /// Kills the process that serves with this signal, and waits until another one does.
     pub fn die_of(&mut self, signal: Signal) {
         let killed = *self.workers.last().unwrap();
         kill(killed, signal);
@@ -91,10 +93,11 @@ impl Guarded {
         self.workers.push(worker(&self.fixture.mountpoint));
     }
 
-    /// Has a copy of the program go on, and waits until it does.
+    /// Upgrades to a copy of the program, and waits until it serves.
     pub fn upgrade(&mut self) {
         let copy = self.fixture.scratch.path().join(format!("program{}", self.workers.len()));
-        // A process of its own makes it: a child of another test could have a descriptor of this one for writing.
+        // A process of its own creates it: a child of another test could have a descriptor of this
+        // one for writing.
         assert!(mounting::run("cp", [&mounting::nacre(), &copy]).status.success());
         let output = mounting::run(&copy, ["upgrade".as_ref(), self.fixture.mountpoint.as_os_str()]);
         assert!(output.status.success(), "{}", mounting::text(&output.stderr));
@@ -103,12 +106,12 @@ impl Guarded {
         self.workers.push(now);
     }
 
-    /// How often that has happened.
+    /// Returns the number of restarts.
     pub fn restarts(&self) -> u64 {
         restarts(&self.fixture.mountpoint)
     }
 
-    /// The process that serves now, or is about to, if there is one.
+    /// Returns the process that serves now, or is starting, if there is one.
     pub fn child(&self) -> Option<u32> {
         child_of(self.guardian)
     }
@@ -116,24 +119,24 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // The guardian first: it would make another one.
+        // The supervisor first: it would start another one.
         let now = self.child();
         let all = std::iter::once(self.guardian).chain(now).chain(self.workers.iter().copied());
         all.filter(|process| !is_gone(*process)).for_each(|process| kill(process, Signal::KILL));
     }
 }
 
-/// Who serves a mount.
+/// Returns the process that serves a mount.
 pub fn worker(mountpoint: &Path) -> u32 {
     u32::try_from(Status::of(mountpoint).number("pid")).unwrap()
 }
 
-/// How often another one had to.
+/// Returns the number of restarts of a mount.
 pub fn restarts(mountpoint: &Path) -> u64 {
     Status::of(mountpoint).survives()["restarts"].as_u64().unwrap()
 }
 
-/// Raises a flag at its end, also that of a test that failed.
+/// Raises a flag when dropped, also in a test that failed.
 pub struct Raised<'a>(pub &'a AtomicBool);
 
 impl Drop for Raised<'_> {
@@ -142,17 +145,18 @@ impl Drop for Raised<'_> {
     }
 }
 
-/// The longest that a call took.
+/// Longest duration of a call.
 #[derive(Debug, Default)]
 pub struct Slowest(AtomicU64);
 
 impl Slowest {
-    /// So long.
+    /// Returns the duration.
     pub fn time(&self) -> Duration {
         Duration::from_micros(self.0.load(Ordering::Relaxed))
     }
 
-    /// Makes a call that has to succeed as long as the mount lives; says which one did not.
+    /// Makes a call that has to succeed as long as the mount lives; the error names the failed
+    /// call.
     fn step<T, E: Into<io::Error>>(&self, what: &str, call: impl FnOnce() -> Result<T, E>) -> io::Result<T> {
         self.of(call).map_err(|error| {
             let error = error.into();
@@ -161,7 +165,7 @@ impl Slowest {
         })
     }
 
-    /// Makes a call.
+    /// Makes a call and measures it.
     pub fn of<T>(&self, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let done = call();
@@ -170,7 +174,7 @@ impl Slowest {
     }
 }
 
-/// Makes, moves and removes things; every call has to do what it says.
+/// Creates, moves and removes files and directories; every call has to have its effect.
 pub fn change_once(place: &Path, number: u64, round: u64, slowest: &Slowest) -> io::Result<()> {
     let name = |what: &str| place.join(format!("{number}-{round}-{what}"));
     let moved = name("directory").join("moved");
@@ -200,7 +204,7 @@ pub fn change_once(place: &Path, number: u64, round: u64, slowest: &Slowest) -> 
     slowest.step("write at", || file.write_all_at(b"still", 0))
 }
 
-/// The same as long as it may.
+/// Repeats [`change_once`] until `over` is set.
 pub fn change(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
     for round in (0_u64..).take_while(|_| !over.load(Ordering::Relaxed)) {
         change_once(place, number, round, &Slowest::default()).expect("nobody notices anything");
@@ -208,10 +212,10 @@ pub fn change(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
     }
 }
 
-/// How many files of each kind of the branch below a user of a union has.
+/// Number of files of each kind in the lower branch, for each user of a union.
 pub const BELOW: u64 = 300;
 
-/// Files of the branch below, for a user of a union.
+/// Creates the files of the lower branch for a user of a union.
 pub fn fill_below(lower: &Path, number: u64, rounds: u64) {
     for round in 0..rounds {
         let name = |what: &str| lower.join(format!("low{number}/{round}-{what}"));
@@ -221,7 +225,7 @@ pub fn fill_below(lower: &Path, number: u64, rounds: u64) {
     }
 }
 
-/// Copies up, removes, and moves files of the branch below.
+/// Copies up, removes, and moves files of the lower branch.
 pub fn change_below_once(place: &Path, number: u64, round: u64, slowest: &Slowest) -> io::Result<()> {
     let name = |what: &str| place.join(format!("low{number}/{round}-{what}"));
     let is_there = |what: &str| match fs::symlink_metadata(name(what)) {
@@ -246,7 +250,7 @@ pub fn change_below_once(place: &Path, number: u64, round: u64, slowest: &Slowes
     Ok(())
 }
 
-/// The same as long as it may and there are any.
+/// Repeats [`change_below_once`] until `over` is set or the files are used up.
 pub fn change_below(place: &Path, number: u64, over: &AtomicBool, done: &AtomicU64) {
     for round in (0_u64..).take_while(|_| !over.load(Ordering::Relaxed)) {
         done.fetch_add(1, Ordering::Relaxed);

@@ -1,10 +1,12 @@
-//! Pools that outlive the process that owns them, and kills at random moments while programs use them.
+//! Pools that survive the process that owns them, and kills at random moments while programs use
+//! them.
 //!
-//! Each pool is used by all loads from its beginning, and commands make and destroy file systems and
-//! snapshots meanwhile. Its processes are killed, replaced by another program, killed while they go on;
-//! then the loads end, the pool is exported, checked, imported, and whatever was answered has to be
-//! there. One pool in three is not exported: its guardian is killed with the process, under loads that know what
-//! was synced. Said of each failure: the seed, the pool, and what was done to it.
+//! Each pool is used by all loads from its beginning, and commands create and destroy file systems
+//! and snapshots meanwhile. Its processes are killed, replaced by another program, and killed
+//! during a failover; then the loads end, the pool is exported, checked, imported, and everything
+//! that was acknowledged has to be there. One pool in three is not exported: its supervisor is
+//! killed with the process, under loads that record what was synced. A failure reports the seed,
+//! the pool, and the actions on it.
 
 use super::{
     campaign::Told,
@@ -28,50 +30,50 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A pool that outlives its process.
+/// A pool that survives its process.
 pub struct Surviving {
     /// The pool.
     pub pool: Arc<Pool>,
-    /// The process that makes others.
+    /// Process id of the supervisor, which starts the workers.
     pub guardian: u32,
 }
 
 impl Surviving {
-    /// One on a new file.
+    /// Creates one on a new file.
     pub fn made(short: &str, size: &str, more: &[&str]) -> Surviving {
         Surviving::of(Pool::made(short, size, &[&["--survive"], more].concat()))
     }
 
-    /// One that is imported so.
+    /// Wraps a pool that was imported with `--survive`.
     pub fn of(pool: Pool) -> Surviving {
         let guardian = survives(&pool)["guardian"].as_u64().expect("a guardian");
         Surviving { pool: Arc::new(pool), guardian: u32::try_from(guardian).unwrap() }
     }
 
-    /// The process that owns it now, or is about to, if there is one.
+    /// Returns the process that owns it now, or is starting, if there is one.
     pub fn child(&self) -> Option<u32> {
         child_of(self.guardian)
     }
 
-    /// Kills the process that owns it; its number.
+    /// Kills the process that owns it; returns its process id.
     pub fn kill(&self) -> u32 {
         let child = self.child().expect("a process");
         kill(child, Signal::KILL);
         child
     }
 
-    /// How often another one had to go on.
+    /// Returns the number of failovers.
     pub fn restarts(&self) -> u64 {
         survives(&self.pool)["restarts"].as_u64().unwrap()
     }
 
-    /// Waits until its processes are gone.
+    /// Waits until its processes have ended.
     pub fn has_ended(&self) {
         eventually("the guardian ends", || is_gone(self.guardian));
     }
 }
 
-/// What is said of its survival.
+/// Returns the report on its survival.
 pub fn survives(pool: &Pool) -> serde_json::Value {
     let said = pool.nacre(&["pool", "status", "--json", "%"]);
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -126,8 +128,8 @@ impl Load for Blocks {
     }
 }
 
-/// Files without a name: what is in them is there as long as they are open, and their numbers are not
-/// those of others.
+/// Unlinked files: their content exists as long as they are open, and their inode numbers are not
+/// reused meanwhile.
 struct Nameless {
     rounds: u64,
     shared: Arc<Shared>,
@@ -172,7 +174,7 @@ impl Load for Nameless {
     }
 }
 
-/// Commits to a repository that does not sync anything: what was answered is enough.
+/// Commits to a repository without any sync: an acknowledged commit has to survive the process.
 struct Commits {
     commits: Vec<String>,
     shared: Arc<Shared>,
@@ -220,8 +222,8 @@ impl Load for Commits {
     }
 }
 
-/// File systems and snapshots that come and go by commands. A command whose process was killed may have
-/// done it or not.
+/// Creates and destroys file systems and snapshots by commands. A command whose process was killed
+/// may or may not have been carried out.
 struct Verbs {
     pool: Arc<Pool>,
     there: BTreeSet<String>,
@@ -231,7 +233,7 @@ struct Verbs {
 }
 
 impl Verbs {
-    /// Whether it was answered that it was done.
+    /// Returns whether the command was acknowledged as done.
     fn ask(&self, words: &[&str]) -> bool {
         let output = self.pool.run(words);
         let said = text(&output.stderr);
@@ -248,7 +250,7 @@ impl Verbs {
     }
 
     fn destroy(&mut self, name: &str) {
-        // It is destroyed, or nobody knows.
+        // It is destroyed, or its state is unknown.
         if self.there.remove(name) && self.ask(&["fs", "destroy", name]) {
             self.gone.insert(name.to_owned());
         }
@@ -312,7 +314,7 @@ struct Life<'a> {
     progress: Vec<Arc<Shared>>,
 }
 
-/// Kills until there were so many, on so many pools at a time.
+/// Runs until this number of kills, on this number of pools at a time.
 pub fn run(kills: u64, lanes: u64, seed: u64) -> Told {
     let (told, programs) = (Told::default(), Programs::new());
     thread::scope(|scope| {
@@ -377,8 +379,8 @@ impl Life<'_> {
         println!("{}: {}", self.killer.what, promises.join(", "));
     }
 
-    /// The end of the guardian as well: what was synced is there at the next import, and so is what the loads have
-    /// done before. Answers those that were at work then.
+    /// Kills the supervisor as well: after the next import everything synced has to be there, and
+    /// so has the earlier work of the loads. Returns the loads that were working.
     fn crash(&mut self) -> Vec<Box<dyn Load>> {
         let (dead, pool) = (Arc::new(Dead::default()), Arc::clone(&self.surviving.pool));
         let place = pool.at("cut-off");
@@ -428,7 +430,7 @@ impl Life<'_> {
         loads
     }
 
-    /// How long it takes until something is answered that the kernel does not know.
+    /// Measures the time until a request is answered that the kernel cannot answer from its cache.
     fn answers(&mut self) {
         let name = self.surviving.pool.at(&format!("nothing-{}", self.killer.random.next()));
         let start = Instant::now();
@@ -438,7 +440,7 @@ impl Life<'_> {
         assert!(absent, "{}: {answer:?}", self.killer.what);
     }
 
-    /// Waits until each of the loads has done something.
+    /// Waits until each load has made progress.
     fn goes_on(&self) {
         let done = || self.progress.iter().map(|shared| shared.done.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let before = done();
@@ -449,13 +451,13 @@ impl Life<'_> {
 impl Drop for Surviving {
     fn drop(&mut self) {
         if thread::panicking() && !is_gone(self.guardian) {
-            // What is left is taken away by the yard, which knows of one process only.
+            // The yard removes the remainder; it knows of one process only.
             kill(self.guardian, Signal::KILL);
         }
     }
 }
 
-/// Whether nobody answers there any more.
+/// Returns whether the mount is dead (ENOTCONN).
 pub fn is_dead(at: &Path) -> bool {
     mounting::errno(fs::symlink_metadata(at.join("nothing"))) == rustix::io::Errno::NOTCONN.raw_os_error()
 }

@@ -1,4 +1,4 @@
-//! The kinds of writers: how each of them writes, and what it may conclude from the answers.
+//! The kinds of writers: their write patterns, and the expected content after each answer.
 
 use super::{Book, Stop, Writer};
 use nacre_sys::mapping::SharedMapping;
@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// All of them.
+/// All kinds.
 pub const KINDS: [&str; 16] = [
     "append-1",
     "append-100",
@@ -29,7 +29,7 @@ pub const KINDS: [&str; 16] = [
     "unlinked",
 ];
 
-/// Those whose files are comparable when the daemon is killed under them.
+/// Kinds whose files can be compared after the daemon was killed during their work.
 pub const KINDS_TO_KILL: [&str; 8] =
     ["append-1", "append-100", "append-64k", "reopen", "sparse", "read-write", "o-sync", "names"];
 
@@ -40,7 +40,7 @@ fn flags(flags: OFlags) -> i32 {
 }
 
 impl Writer {
-    /// Works until it is told to stop, or until the daemon is gone.
+    /// Works until the stop file exists, or until the daemon is gone.
     pub fn work(&mut self) {
         while self.goes_on() {
             let ended = match self.kind.as_str() {
@@ -74,8 +74,7 @@ impl Writer {
         self.told("open", opened)
     }
 
-    /// Before a file is begun again: it is removed, or made empty as a log is that is copied and
-    /// truncated.
+    /// Restarts a file: it is removed, or truncated as a log is after it was copied.
     fn begin_again(&mut self, name: &str, file: &File, book: &mut Book) -> Result<(), Stop> {
         if self.killed {
             self.leave(name, book);
@@ -92,14 +91,15 @@ impl Writer {
         Ok(())
     }
 
-    /// The end of the work on a file. What was written is to be found there.
+    /// Ends the work on a file. Everything written has to be there.
     fn end(&mut self, name: &str, file: &File, book: &mut Book) {
         if self.settle(file, name, book).is_ok() || self.killed {
             self.leave(name, book);
         }
     }
 
-    /// What a write of `data` at `at` did; whether there was no room for it.
+    /// Records the result of writing `data` at `at`; returns whether the write failed for want of
+    /// space.
     fn book(
         &mut self,
         what: &str,
@@ -111,9 +111,9 @@ impl Writer {
         let full = match self.told(what, written) {
             Ok(written) => {
                 book.put(at, &data[..written]);
-                // The kernel passes a write on in parts: where the daemon was killed in the middle
-                // of a later part, the call answers with the parts before it, and that part may be
-                // there.
+                // The kernel splits a write into requests: where the daemon was killed during a
+                // later one, the call returns the bytes of the requests before it, and the bytes of
+                // that one may be there.
                 let (to, end) = (at + written, at + data.len());
                 book.torn = (self.killed && to < end).then_some((to, end));
                 false
@@ -128,8 +128,8 @@ impl Writer {
         Ok(full)
     }
 
-    /// Whether a file is to be begun again: it has become large, or it is full and somebody has to
-    /// make room.
+    /// Returns whether a file is to be restarted: it has become large, or the cage is full and some
+    /// writer has to free space.
     fn is_enough(&mut self, book: &Book, full: bool) -> bool {
         book.content.len() >= self.most || full && self.random.once_in(8)
     }
@@ -314,8 +314,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Stores through a mapping: of allocated blocks, which must not fail, or of a hole, which
-    /// msync reports.
+    /// Stores through a mapping: into allocated blocks, which must not fail, or into a hole, where
+    /// msync reports the failure.
     fn map(&mut self, allocated: bool) -> Result<(), Stop> {
         let name = self.next_name();
         let length = self.most.min(1 << 20);
@@ -344,7 +344,7 @@ impl Writer {
             if allocated {
                 self.must("msync of allocated blocks", synced)?;
             } else if let Err(error) = synced {
-                // Which pages are lost is not told: the file is of no use any more.
+                // The lost pages are unknown: the file's expected content is, too.
                 assert!(matches!(error.raw_os_error(), Some(ENOSPC | EIO)), "{}: msync: {error}", self.kind);
                 self.refused += 1;
                 drop(mapping);
@@ -365,7 +365,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes, renames and removes, as long as it runs; ends with what must be there.
+    /// Creates, renames and removes files as long as it runs; then checks the files that must be
+    /// there.
     fn names(&mut self) {
         let mut files: BTreeMap<String, Book> = BTreeMap::new();
         let mut unsure: Option<[String; 2]> = None;
@@ -442,14 +443,14 @@ impl Writer {
             }
             unsure = None;
         }
-        // Those of the call that was under way may be there or not.
+        // The files of the interrupted call may or may not be there.
         files.retain(|name, _| unsure.as_ref().is_none_or(|names| !names.contains(name)));
         for (name, book) in &files {
             self.leave(name, book);
         }
     }
 
-    /// Appends by two names of one file, each of which may be the last one.
+    /// Appends by two names of one file, each of which may be removed last.
     fn link(&mut self) -> Result<(), Stop> {
         let name = self.next_name();
         let mut book = Book { appended: true, ..Book::default() };
@@ -497,7 +498,7 @@ impl Writer {
         Ok(())
     }
 
-    /// From a file on the host and out of a pipe, without a buffer.
+    /// Splices from a file on the host and out of a pipe, without a buffer.
     fn splice(&mut self) -> Result<(), Stop> {
         let name = self.next_name();
         let mut book = Book::default();
@@ -535,7 +536,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What has no name occupies space until it is closed.
+    /// An unlinked file occupies space until it is closed.
     fn write_unlinked(&mut self) -> Result<(), Stop> {
         let name = self.next_name();
         let mut book = Book::default();

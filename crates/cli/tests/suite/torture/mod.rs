@@ -1,11 +1,11 @@
-//! Writers of all kinds, each a process of its own, that keep account of what they were told was
-//! accepted.
+//! Writers of all kinds, each a process of its own, that record which of their calls were
+//! acknowledged.
 //!
 //! Callers: `cage_torture.rs`, which starts itself again as each of these ([`spawn`],
-//! [`run_if_asked`]). A writer changes only what lies in its own directory, and leaves behind,
-//! outside of the cage, what every file must hold by what its calls have answered; the caller
-//! compares ([`differences`]). A failed call ends its writer with a panic, unless it failed for
-//! want of room, or the daemon is killed on purpose.
+//! [`run_if_asked`]). A writer changes only its own directory, and stores, outside of the cage, the
+//! content that every file must have by the answers of its calls; the caller compares
+//! ([`differences`]). A failed call ends its writer with a panic, unless it failed for want of
+//! space, or the daemon is killed on purpose.
 mod kinds;
 
 pub use kinds::{KINDS, KINDS_TO_KILL};
@@ -53,30 +53,30 @@ impl Random {
     }
 }
 
-/// What a file must hold.
+/// The content that a file must have.
 #[derive(Clone, Default)]
 pub struct Book {
     pub content: Vec<u8>,
-    /// What was written since fsync was answered: from here to there.
+    /// Range that was written since the last successful fsync.
     pub unsynced: Option<(usize, usize)>,
-    /// All was written at the end.
+    /// Whether all writes were at the end of the file.
     pub appended: bool,
-    /// The call that was under way when the daemon was killed was about these bytes: they may be
-    /// the old or the new ones.
+    /// Range of the call that was interrupted by the kill of the daemon: its bytes may be the old
+    /// or the new ones.
     pub doubtful: Option<(usize, usize)>,
-    /// The same of the call before, where it was answered with less than was asked for: the rest of
-    /// it may be there.
+    /// Range of the call before, where it returned less than was asked for: the remaining bytes may
+    /// be there.
     pub torn: Option<(usize, usize)>,
 }
 
-/// What may be lost with a daemon that is killed, of what was not synced.
+/// Unsynced writes that may be lost with a killed daemon.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Lost {
-    /// Each write has arrived when it is answered.
+    /// Each write is stored when it is acknowledged.
     Nothing,
-    /// What was written at the end of a file opened for that.
+    /// Writes at the end of a file opened for appending.
     Appends,
-    /// Whatever was written.
+    /// Any unsynced write.
     Writes,
 }
 
@@ -102,7 +102,7 @@ impl Book {
     }
 }
 
-/// One writer at work.
+/// A writer.
 pub struct Writer {
     kind: String,
     /// Its directory in the cage, and the same on the host.
@@ -110,20 +110,20 @@ pub struct Writer {
     below: PathBuf,
     report: PathBuf,
     stop: PathBuf,
-    /// The daemon is going to be killed.
+    /// Whether the daemon is going to be killed.
     killed: bool,
-    /// How large a file may become before it is begun again, bytes.
+    /// Maximum length of a file before it is restarted, bytes.
     most: usize,
     random: Random,
-    /// How many files were begun, calls accepted, and calls refused for want of room.
+    /// Numbers of files begun, of calls accepted, and of calls refused for want of space.
     begun: u64,
     accepted: u64,
     refused: u64,
 }
 
-/// Why a writer does not go on.
+/// Reasons why a writer stops.
 pub enum Stop {
-    /// No room.
+    /// There is no space.
     Full,
     /// The daemon was killed.
     Gone,
@@ -153,7 +153,8 @@ impl Writer {
         !self.stop.exists()
     }
 
-    /// The answer of a call: what it did, or why it was refused; everything else is a fault.
+    /// Checks the result of a call: its value, or a reason to stop; every other error is a failure
+    /// of the test.
     fn told<T>(&mut self, what: &str, result: io::Result<T>) -> Result<T, Stop> {
         match result {
             Ok(done) => {
@@ -169,7 +170,7 @@ impl Writer {
         }
     }
 
-    /// A call that must succeed: it needs no room.
+    /// Checks the result of a call that needs no space and must succeed.
     fn must<T>(&mut self, what: &str, result: io::Result<T>) -> Result<T, Stop> {
         match result {
             Ok(done) => Ok(done),
@@ -178,7 +179,7 @@ impl Writer {
         }
     }
 
-    /// Fsync, after which everything must be on the host; it is compared there.
+    /// Calls fsync, after which everything must be on the host, and compares the file there.
     fn settle(&mut self, file: &File, name: &str, book: &mut Book) -> Result<(), Stop> {
         let synced = file.sync_all();
         self.must("fsync", synced)?;
@@ -194,13 +195,14 @@ impl Writer {
         Ok(())
     }
 
-    /// A name for the next file: another one each time where the daemon may be killed in between.
+    /// Returns a name for the next file: a new one each time where the daemon may be killed in
+    /// between.
     fn next_name(&mut self) -> String {
         self.begun += 1;
         if self.killed { format!("file.{}", self.begun) } else { "file".to_owned() }
     }
 
-    /// Leaves what a file must hold for whoever compares.
+    /// Stores the expected content of a file for the comparison.
     fn leave(&mut self, name: &str, book: &Book) {
         let place = self.report.join(name);
         fs::create_dir_all(&place).unwrap();
@@ -216,8 +218,8 @@ impl Writer {
     }
 }
 
-/// How a file differs from what it must hold. Lost bytes are missing, or zero; where they were
-/// written over others, they may be those.
+/// Describes how a file differs from its expected content. Lost bytes are missing, or zero; where
+/// they overwrote others, they may be the old ones.
 fn difference(found: &[u8], book: &Book, lost: Lost) -> Option<String> {
     let expected = &book.content;
     if found == expected.as_slice() {
@@ -242,7 +244,7 @@ fn difference(found: &[u8], book: &Book, lost: Lost) -> Option<String> {
     None
 }
 
-/// Compares what the writers were told with what is there. The bytes compared.
+/// Compares the recorded contents with the files; returns the number of compared bytes.
 pub fn differences(report: &Path, below: &Path, lost: Lost) -> u64 {
     let mut compared = 0;
     for kind in fs::read_dir(report).unwrap() {
@@ -270,7 +272,7 @@ pub fn differences(report: &Path, below: &Path, lost: Lost) -> u64 {
     compared
 }
 
-/// What the writers of one run have in common.
+/// Parameters of a run, common to its writers.
 pub struct Run {
     pub mountpoint: PathBuf,
     pub below: PathBuf,
@@ -312,7 +314,7 @@ impl Run {
             .collect()
     }
 
-    /// Tells them to end.
+    /// Asks the writers to stop.
     pub fn stop(&self) {
         fs::write(self.desk.join("stop"), "").unwrap();
     }
@@ -323,7 +325,7 @@ impl Run {
     }
 }
 
-/// In a process that was started as a writer, this is its work.
+/// Runs the writer in a process that was started as one.
 pub fn run_if_asked() {
     let Ok(kind) = std::env::var("NACRE_TORTURE_KIND") else { return };
     let mut writer = Writer::from_environment(kind);
