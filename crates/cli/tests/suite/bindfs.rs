@@ -75,7 +75,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts, or says why not.
+    /// Mounts; returns the error message where that fails.
     fn new(program: &[&OsStr], words: &[String], fixture: &Fixture) -> Result<Mounted, String> {
         let mut command = Command::new(program[0]);
         command.args(&program[1..]).args(words).arg(&fixture.source).arg(&fixture.mountpoint);
@@ -115,7 +115,7 @@ impl Mounted {
     }
 }
 
-/// What a case's script prints on a mount of some program; an error of the mount as text.
+/// Returns the output of a case's script on a mount of some program; an error of the mount as text.
 fn observe(program: &[&OsStr], case: &Case) -> String {
     let fixture = Fixture::bare();
     sh(&fixture.source, SOURCE);

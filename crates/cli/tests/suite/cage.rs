@@ -1,6 +1,6 @@
-//! Cages on real mounts: the limit holds for every call and every descriptor, the books are right
-//! across every kind of end, and the commands do what they say. As root; what ordinary users get is
-//! in `user.rs`.
+//! Cages on real mounts: the limit holds for every call and every descriptor, the accounting is
+//! right after every kind of end, and the commands have their documented effect. As root; ordinary
+//! users are tested in `user.rs`.
 
 use crate::mounting::cages::{Cage, cost, data, fill, zeros};
 use crate::mounting::{
@@ -103,7 +103,7 @@ fn every_call_that_does_not_fit_says_so() {
         assert_eq!(to.metadata().unwrap().len(), copied);
         fs::remove_file(fixture.at("copy")).unwrap();
         drop(to);
-        // The last close of a deleted file is told to the daemon after close(2) has returned.
+        // The daemon is notified of the last close of a deleted file after close(2) has returned.
         eventually("the copy is gone", || Cage::of(&fixture, &fixture.mountpoint).number("used") == 3 * MIB);
         // A hole costs nothing, what is written into it does.
         file.set_len(64 * MIB).unwrap();
@@ -374,7 +374,7 @@ fn told_to_end_twice_it_does_not_wait_for_open_files() {
     assert!(matches!(error.raw_os_error(), Some(107 | 103)), "{error}");
 }
 
-/// Pages of what others changed are dropped by opening it.
+/// Cached pages of a file that others changed are dropped when it is opened.
 #[test]
 fn a_fifo_that_others_write_to_does_not_keep_it() {
     needs!(as_root());
@@ -791,7 +791,7 @@ fn a_small_file_system_below_does_not_confuse_it() {
     });
 }
 
-/// What regular files hold on the host, whatever lies behind their ends included.
+/// Returns the allocated bytes of regular files on the host, including blocks beyond their ends.
 fn held(directory: &Path) -> u64 {
     let sizes = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512);
     sizes.sum()

@@ -70,7 +70,7 @@ fn what_changes_behind_the_cage_is_counted() {
     eventually("a deleted file is", || used() == 2 * MIB);
 }
 
-/// Changes files of all kinds until told to stop; everything may fail from the kill on.
+/// Changes files of all kinds until `stop` is set; everything may fail from the kill on.
 fn change_files(place: &Path, stop: &AtomicBool) {
     let mut number = 0_u64;
     while !stop.load(Ordering::Relaxed) {
@@ -111,7 +111,7 @@ fn after_a_kill_the_use_is_right() {
             writers.into_iter().for_each(|writer| writer.join().unwrap());
         });
         assert_eq!(fixture.ended(), None);
-        // What the killed process left is taken away by the next one.
+        // The next process removes the remainders of the killed one.
         fixture.start_cage(options);
         let (cage, there) = (Cage::of(&fixture, &fixture.mountpoint), cost(&fixture.source));
         // Of each writer, at most one file was being made when the kill came, and the other one may

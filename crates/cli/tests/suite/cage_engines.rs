@@ -1,8 +1,8 @@
 //! Cages that the kernel keeps: images (`--engine=loop`) and quotas (`--engine=quota`). As root, on
 //! images in a scratch directory.
 //!
-//! What the kernel lacks is skipped with a word why: many kernels have no project quotas for ext4
-//! or XFS.
+//! Engines that the kernel lacks are skipped with a message: many kernels have no project quotas
+//! for ext4 or XFS.
 
 use crate::mounting::cages::fill;
 use crate::mounting::{finish, is_mounted, is_root, mount_entry, nacre, needs, run, scratch, sh, skip, text};
@@ -62,7 +62,7 @@ impl Place {
         finish(self.command().args(words).arg(directory).args(more))
     }
 
-    /// The same, which succeeds; what it told.
+    /// Runs a command that has to succeed; returns its output.
     fn done(&self, words: &[&str], directory: &Path, more: &[&str]) -> String {
         let output = self.nacre(words, directory, more);
         let told = text(&output.stderr);
@@ -70,7 +70,7 @@ impl Place {
         told
     }
 
-    /// The same, which fails with this exit code; what it told.
+    /// Runs a command that has to fail with this exit code; returns its output.
     fn refused(&self, code: i32, words: &[&str], directory: &Path, more: &[&str]) -> String {
         let output = self.nacre(words, directory, more);
         let told = text(&output.stderr);
@@ -356,7 +356,7 @@ fn an_image_is_refused_where_it_would_do_harm() {
     assert!(elsewhere.join("1").exists());
 }
 
-/// What is expected of quotas on a kind of file system.
+/// Expected behavior of quotas on a type of file system.
 struct Expected {
     errno: i32,
     root_too: bool,

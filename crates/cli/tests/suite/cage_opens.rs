@@ -1,5 +1,6 @@
-//! Cages whose files the kernel opens without a request: what that saves, what opens are needed for
-//! elsewhere, and that the limit, deleted files and changes by others are what they were.
+//! Cages whose files the kernel opens without a request: the saved requests, the other means for
+//! the purposes of opens, and that the limit, deleted files and changes by others behave as with
+//! requests.
 
 use crate::mounting::{
     Fixture, as_root,
@@ -138,7 +139,7 @@ fn the_limit_holds_for_every_call() {
     assert_eq!(fs::metadata(fixture.below("large")).unwrap().len(), 40 * MIB);
 }
 
-/// Who asks for room with a file's lock in his hands waits for what the kernel holds of that very
+/// A writer that waits for space while it holds a file's lock waits for the write-back of that very
 /// file.
 #[test]
 fn who_holds_a_files_lock_gets_the_room_that_there_is() {
@@ -280,8 +281,8 @@ fn a_protected_file_is_not_written_to() {
     assert_eq!(fs::read(fixture.below("file")).unwrap(), b"other");
 }
 
-/// A protected log takes what is written at its end, whatever of it the kernel passes on first, and
-/// however many write.
+/// A protected log accepts every append, in whatever order the kernel writes back, and with any
+/// number of writers.
 #[test]
 fn a_protected_log_is_appended_to() {
     needs!(as_root());
@@ -324,7 +325,7 @@ fn a_protected_log_is_appended_to() {
     assert_eq!(fs::read(fixture.below("log")).unwrap(), b"other");
 }
 
-/// What others fill as well: the disk below has less room than the cage.
+/// Space that others use as well: the disk below has less free space than the cage.
 #[test]
 fn a_full_disk_refuses_the_write_itself() {
     needs!(as_root());

@@ -1,5 +1,5 @@
-//! Cages that nobody asks, on a file system where much happens elsewhere: they hear of their own
-//! files only, and their limit holds from the first write on.
+//! Idle cages on a file system with much activity elsewhere: they are notified of their own files
+//! only, and their limit holds from the first write on.
 
 use crate::mounting::cages::Cage;
 use crate::mounting::resting::{busy, marked_file_systems, rested};
@@ -31,8 +31,7 @@ fn cage() -> Fixture {
     fixture
 }
 
-/// The first thing that somebody asks of a cage after a rest, and whether it says that 12 MiB have
-/// come.
+/// The first request to a cage after an idle time; returns whether it shows the additional 12 MiB.
 type First = (&'static str, fn(&Fixture) -> bool);
 
 const FIRST: &[First] = &[

@@ -1,5 +1,5 @@
 //! Real programs in cages, as users run them: system loggers, log rotation, a database, a writer
-//! like journald's, and tools that meet a full disk. What is not installed is skipped
+//! like journald's, and tools on a full disk. Programs that are not installed are skipped
 //! (`NACRE_TEST_REQUIRE=services` forbids that).
 
 use crate::mounting::cages::{Cage, cost, data};
@@ -36,7 +36,7 @@ fn cage(fixture: &Fixture) -> Cage {
     Cage::of(fixture, &fixture.mountpoint)
 }
 
-/// The books say what is there, at the latest when everything is closed.
+/// Checks that the accounting equals the content, at the latest when everything is closed.
 fn books_are_right(fixture: &Fixture) {
     eventually("the books say what is there", || {
         let cage = cage(fixture);

@@ -1,9 +1,9 @@
-//! Cages under torture: sixteen processes that write in every way there is, a limit that changes
-//! all the time, a daemon that is killed. What the host holds is compared with the limit at every
-//! moment, and with what each writer was told was accepted, byte for byte.
+//! Cages under torture: sixteen processes with different kinds of writes, a limit that changes all
+//! the time, a daemon that is killed. The content on the host is compared with the limit at every
+//! moment, and with the acknowledged writes of each writer, byte for byte.
 //!
-//! `NACRE_TEST_TORTURE=SECONDS` lets each of the runs take so long (and kills twenty times);
-//! without it, a few seconds.
+//! `NACRE_TEST_TORTURE=SECONDS` sets the duration of each run (and kills twenty times); without it,
+//! a run takes a few seconds.
 
 use crate::mounting::cages::{Cage, cost};
 use crate::mounting::{Fixture, as_root, eventually, is_mounted, kill, needs, text, unmount_by};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-/// Not a test by itself: what the others start.
+/// Not a test by itself: the entry point of the writers that other tests start.
 #[test]
 fn one_writer() {
     crate::torture::run_if_asked();
@@ -59,7 +59,8 @@ fn frozen<T>(pid: u32, look: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What regular files hold on the host, when nothing changes; files of several names once.
+/// Returns the allocated bytes of regular files on the host while nothing changes; files with
+/// several names count once.
 fn held(source: &Path) -> u64 {
     let sum = || {
         let (mut bytes, mut seen, mut ahead) = (0, HashSet::new(), vec![source.to_owned()]);
@@ -106,7 +107,8 @@ impl Ceiling {
         self.look(fixture);
     }
 
-    /// What has been granted may be there, and no more than that until it is less than the limit.
+    /// Updates the allowed maximum after the limit was lowered: accepted and reserved content may stay,
+    /// and no more than that until it is below the limit.
     fn look(&mut self, fixture: &Fixture) {
         if self.most > self.limit {
             let cage = Cage::of(fixture, &fixture.mountpoint);
@@ -206,7 +208,7 @@ fn late(fixture: &Fixture) -> u64 {
     std::fs::read_dir(fixture.below("sparse")).map_or(0, |files| files.count() as u64 * 4096)
 }
 
-/// None of them must end before it is told to.
+/// Checks that no writer has ended before it was stopped.
 fn ended(writers: &mut [Child]) {
     for writer in writers {
         if let Some(status) = writer.try_wait().unwrap() {

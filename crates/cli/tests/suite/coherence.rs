@@ -1,4 +1,4 @@
-//! What others do to the source becomes visible in the mount.
+//! Changes of the source by others become visible in the mount.
 
 use crate::mounting::resting::{busy, marked_file_systems, rested};
 use crate::mounting::status::Status;
@@ -28,7 +28,7 @@ fn warmed(options: &[&str]) -> Fixture {
     fixture
 }
 
-/// Each change that others can make, and how it is seen.
+/// A change by others, and the check that it is visible.
 type Change = (&'static str, fn(&Fixture), fn(&Fixture) -> bool);
 
 const CHANGES: &[Change] = &[
@@ -119,7 +119,8 @@ fn a_watched_source_shows_each_change_soon() {
     }
 }
 
-/// What only opening tells elsewhere: with `--no-open`, nobody tells the daemon what is open.
+/// Features that depend on open requests: with `--no-open`, the kernel does not report opens to the
+/// daemon.
 #[test]
 fn a_mount_without_opens_is_as_true_as_one_with() {
     needs!(as_root());
@@ -370,7 +371,7 @@ fn watchers_in_the_mount_see_what_happens_there() {
     reported(&fixture.mountpoint, act, &["create new", "delete other"]).unwrap();
 }
 
-/// How often the mount has told the kernel that anything may have changed.
+/// Returns how often the mount has invalidated everything in the kernel.
 fn full_invalidations(fixture: &Fixture) -> u64 {
     let output = fixture.nacre([OsStr::new("metrics"), fixture.mountpoint.as_os_str()]);
     let told = text(&output.stdout);
@@ -378,8 +379,8 @@ fn full_invalidations(fixture: &Fixture) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Makes changes of which no notice arrives: more follow than the kernel keeps for somebody who
-/// does not listen.
+/// Makes changes whose notifications are lost: more follow than the fanotify queue holds for a
+/// stopped reader.
 fn unheard(fixture: &Fixture, changes: impl FnOnce()) {
     let kept = |of: &str| {
         fs::read_to_string(format!("/proc/sys/fs/{of}/max_queued_events"))

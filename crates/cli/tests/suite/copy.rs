@@ -1,5 +1,5 @@
-//! `nacre copy` as a program: killed, out of room, as an ordinary user, and with somebody who moves
-//! things while it works.
+//! `nacre copy` as a program: killed, out of space, as an ordinary user, and while another process
+//! moves files.
 
 use crate::mounting::{as_root, is_root, nacre, needs, run, scratch, sh, sh_as, text};
 use std::{
@@ -23,7 +23,7 @@ fn copies<const N: usize>(words: [&OsStr; N]) -> String {
     text(&output.stdout)
 }
 
-/// Some thousand files, each of which says what it has to be.
+/// Creates some thousand files whose content names their path.
 fn plant(root: &Path, files: usize) {
     for number in 0..files {
         let directory = root.join(format!("{}/{}", number % 7, number % 63));

@@ -1,17 +1,18 @@
-//! The examples in `README.md`, `docs/*.md` and `docs/commands/*.md` are executed: what a page shows is what
-//! the program does. Those of `docs/object-store.md` need moto, which scripts/setup installs.
+//! The examples in `README.md`, `docs/*.md` and `docs/commands/*.md` are executed: the shown output
+//! has to be that of the program. Those of `docs/object-store.md` need moto, which scripts/setup
+//! installs.
 //!
-//! The form is told in `docs/commands/README.md`: `$` commands (continued by `>`), `? N` the exit
-//! code where it is not 0, then the output on both channels, with `[..]` for anything within a line
-//! and `...` for any number of lines. The examples of a page run in one directory, one after the
-//! other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
+//! The form is described in `docs/commands/README.md`: `$` commands (continued by `>`), `? N` the
+//! exit code where it is not 0, then the output on both channels, with `[..]` for anything within a
+//! line and `...` for any number of lines. The examples of a page run in one directory, one after
+//! the other. `NACRE_TEST_PAGE=union` runs the pages with this in their names.
 
 use crate::mounting::{as_root, finish, nacre, needs, scratch, skip, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One command with what it shall answer.
+/// A command with its expected output.
 #[derive(Debug, PartialEq, Eq)]
 struct Example {
     line: usize,
@@ -46,7 +47,7 @@ fn examples(page: &str) -> Vec<Example> {
     found
 }
 
-/// Whether a line is as a pattern says.
+/// Returns whether a line matches a pattern.
 fn line_fits(pattern: &str, line: &str) -> bool {
     let mut parts = pattern.split("[..]");
     let first = parts.next().unwrap_or("");
@@ -67,7 +68,7 @@ fn line_fits(pattern: &str, line: &str) -> bool {
     true
 }
 
-/// Whether an output is as a list of patterns says.
+/// Returns whether an output matches a list of patterns.
 fn fits(patterns: &[String], lines: &[&str]) -> bool {
     match patterns.split_first() {
         None => lines.is_empty(),
@@ -118,7 +119,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs the examples of one page; what went wrong.
+/// Runs the examples of one page; returns the mismatches.
 fn run_page(path: &Path) -> Vec<String> {
     let place = scratch();
     let names = place.path().join(".programs");

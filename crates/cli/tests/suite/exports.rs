@@ -1,8 +1,7 @@
-//! Pools' file systems given to others by NFS-Ganesha and Samba, on loopback, with clients that
-//! mount nothing.
+//! Pools' file systems exported by NFS-Ganesha and Samba, on loopback, with clients in user space.
 //!
-//! Ganesha and Samba are the machine's, so tests here run one at a time, and where somebody else
-//! runs one, they are left out.
+//! There is one Ganesha and one Samba per machine, so the tests here run one at a time, and are
+//! skipped where another process runs one.
 
 use crate::mounting::{Fixture, as_root, eventually, finish, needs, pools::Pool, scratch, skip, text, unions};
 use rustix::mount::{FsOpenFlags, fsconfig_create, fsopen};
@@ -57,12 +56,12 @@ fn listens(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_ok()
 }
 
-/// A client that has files open, made of the library of nfs-ls. It is run with the ports, the
-/// directory and its path here. [`LOCKER`] locks files and answers each line of its input with what
-/// it reads by the handle that it has held since, [`HOLDER`] does the second alone.
+/// A client with open files, based on the library of nfs-ls. Its arguments are the ports, the
+/// directory and the path here. [`LOCKER`] locks files and answers each line of its input with the
+/// content that it reads by its open handle, [`HOLDER`] does the second alone.
 ///
 /// libnfs 4 encodes calls of NFSv4 in 4 KiB, so larger writes fail in the client; and after a lock
-/// that was denied or given back it counts wrongly, so each attempt is a client of its own.
+/// that was denied or released its counter is wrong, so each attempt is a client of its own.
 const CLIENT: &str = r#"
 import ctypes, fcntl, itertools, os, sys
 try: nfs = ctypes.CDLL("libnfs.so.13")
@@ -140,7 +139,7 @@ struct Holding {
 }
 
 impl Holding {
-    /// `None` where there is no such library.
+    /// Starts the client; `None` where the library is missing.
     fn start(script: &str, directory: &Path) -> Option<Holding> {
         let mut command = Command::new("python3");
         command.args(["-c", &format!("{CLIENT}{script}"), &NFS.to_string(), &MOUNTD.to_string()]);
@@ -166,7 +165,7 @@ impl Holding {
         line
     }
 
-    /// What it reads by its handle.
+    /// Returns the content that the client reads by its handle.
     fn reads(&mut self) -> String {
         self.asked.write_all(b"again\n").unwrap();
         self.answer()
@@ -221,7 +220,7 @@ fn number_taken() -> OwnedFd {
     context
 }
 
-/// What a client of NFS says of a file or directory.
+/// Returns the output of an NFS client for a file or directory.
 fn nfs(program: &str, path: &Path) -> Option<Vec<u8>> {
     let output = finish(Command::new(program).arg(url(path)));
     output.status.success().then_some(output.stdout)
@@ -260,7 +259,7 @@ fn hold_and_lock(pool: &Pool, ganesha: Ganesha) -> Ganesha {
     ganesha
 }
 
-/// Names as `list` tells them, while others come and go: each that stays once, none twice.
+/// Checks listings while names come and go: each permanent name is listed once, none twice.
 fn listed_while_others_move(directory: &Path, expected: &BTreeSet<String>, list: &dyn Fn() -> Vec<String>) {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -470,7 +469,7 @@ impl Samba {
         Samba { _server: server, configuration, _place: place }
     }
 
-    /// What a client says to these commands.
+    /// Runs these commands in a client; returns its success and output.
     fn told(&self, share: &str, commands: &str) -> (bool, String) {
         let mut client = Command::new("smbclient");
         client.arg("-s").arg(&self.configuration).args(["-p", &SMB.to_string(), "-N", &format!("//127.0.0.1/{share}")]);
@@ -544,7 +543,7 @@ fn smb_clients_write_rename_and_see_previous_versions() {
     assert!(samba.told(&share, "ls").1.contains("BAD_NETWORK_NAME"));
 }
 
-/// What clients of Windows keep beside a file is kept with it: over mounts, and in snapshots.
+/// Metadata that Windows clients store with a file is kept: over mounts, and in snapshots.
 #[test]
 fn smb_clients_keep_acls_streams_and_attributes() {
     needs!(as_root() && installed(&["smbd", "smbclient", "smbcacls", "net"]));
@@ -599,7 +598,7 @@ fn smb_clients_keep_acls_streams_and_attributes() {
     });
 }
 
-/// The recipe of docs/exports.md for what has no properties.
+/// The recipe of docs/exports.md for exports that have no properties.
 #[test]
 fn smb_clients_use_cages_and_unions() {
     needs!(as_root() && installed(&["smbd", "smbclient", "net"]));
@@ -641,8 +640,8 @@ fn smb_clients_use_cages_and_unions() {
     }
 }
 
-/// What would mean something to a server reaches none: neither from users, nor from a pool that
-/// others than root could have written.
+/// Characters with a meaning to a server never reach its configuration: neither from users, nor
+/// from a pool that users other than root could have written.
 #[test]
 fn nobody_exports_what_is_not_his_to_export() {
     needs!(as_root());
@@ -685,8 +684,8 @@ fn nobody_exports_what_is_not_his_to_export() {
     assert!(!text(&shared.stdout).lines().any(|line| line == pool.name));
 }
 
-/// The share for Time Machine of docs/exports.md: what a Mac writes comes back, and what it keeps beside a file is in
-/// snapshots as well.
+/// The share for Time Machine of docs/exports.md: the written data of a Mac can be read back, and
+/// its metadata of a file is in snapshots as well.
 #[test]
 fn a_share_for_time_machine_keeps_what_macs_write() {
     needs!(as_root() && installed(&["smbd", "smbclient"]));

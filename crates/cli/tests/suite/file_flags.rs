@@ -1,4 +1,5 @@
-//! chattr(1) and lsattr(1) on mounts, beside ext4: flags, and what immutable and append-only files refuse.
+//! chattr(1) and lsattr(1) on mounts, compared with ext4: flags, and the refusals of immutable and
+//! append-only files.
 
 use crate::mounting::{Fixture, as_root, images, needs, pools::Pool, sh, sh_as, status::Status, unions::branches};
 use crate::surviving::pools::Surviving;
@@ -12,7 +13,7 @@ use std::{
 };
 
 const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
-/// Neither root nor an owner of what the tests make.
+/// A user that is neither root nor an owner of the tests' files.
 const NOBODY: u32 = 65534;
 
 /// Each line of the answer is a command and whether it succeeded, or its error.
@@ -184,8 +185,8 @@ fn content_from_before_is_kept() {
     }
 }
 
-/// Descriptors and mappings do not change protected content: neither those from before `chattr +i`, nor those of an
-/// append-only file, also after fcntl(2) has cleared O_APPEND.
+/// Descriptors and mappings do not change protected content: neither descriptors that were open
+/// before `chattr +i`, nor those of an append-only file, also after fcntl(2) has cleared O_APPEND.
 #[test]
 fn protected_content_stays_as_it_is() {
     needs!(as_root());
@@ -238,7 +239,7 @@ fn protected_content_stays_as_it_is() {
     }
 }
 
-/// A descriptor that was open for writing anywhere before `chattr +a` goes on, as on ext4.
+/// A descriptor that was open for writing before `chattr +a` can still write, as on ext4.
 #[test]
 fn descriptors_from_before_append_only_go_on() {
     needs!(as_root());

@@ -1,4 +1,4 @@
-//! What single files do with long paths, direct I/O, holes, attributes and set-id bits: as natively.
+//! Single files with long paths, direct I/O, holes, attributes and set-id bits behave as natively.
 
 use crate::mounting::{Fixture, as_root, needs, sh};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -37,8 +37,8 @@ fn paths_longer_than_path_max() {
     assert_eq!(fs::read_dir(&fixture.source).unwrap().count(), 0);
 }
 
-/// Writes a file by io_submit(2) with O_DIRECT, over and over, while another process reads it, and compares what is
-/// read afterwards.
+/// Writes a file by io_submit(2) with O_DIRECT repeatedly, while another process reads it, and
+/// compares the content afterwards.
 const ASYNCHRONOUS: &str = r"
 import ctypes, mmap, os, platform, signal, struct, sys
 setup, getevents, submit = {'x86_64': (206, 208, 209)}.get(platform.machine(), (0, 4, 2))
@@ -168,7 +168,7 @@ fn an_append_only_file_is_appended_to() {
     assert_eq!(script(&union.at("log"), &upper.join("log")), natively);
 }
 
-/// What becomes of set-id bits when content or owner changes is the same on every layer as on the
+/// A change of content or owner has the same effect on set-id bits on every layer as on the
 /// directory itself, for root and for the owner.
 #[test]
 fn set_id_bits_go_and_stay_as_natively() {

@@ -1,5 +1,5 @@
-//! `nacre fs` through the real program on real mounts: snapshots of what was only written, mounts
-//! that follow names, going back, quotas, and an ordinary user who needs no root.
+//! `nacre fs` through the real program on real mounts: snapshots of unsynced writes, mounts that
+//! follow renames, rollbacks, quotas, and an ordinary user without root.
 
 use crate::mounting::{
     as_root, finish, is_mounted, nacre, needs,
@@ -14,13 +14,13 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 impl Pool {
-    /// `%` stands for the pool's name in what is said about file systems.
+    /// Splits a command line, in which `%` stands for the pool's name.
     fn words(&self, line: &str) -> Vec<String> {
         line.split(' ').map(|word| word.replace('%', &self.name)).collect()
     }
 
-    /// A command line of `nacre fs`, in which `%` stands for the pool's name; what it prints, with
-    /// the name back again.
+    /// Runs a command line of `nacre fs`, in which `%` stands for the pool's name; returns its
+    /// output, with `%` in place of the name.
     fn fs(&self, line: &str) -> String {
         let output = self.try_fs(line);
         assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
@@ -31,7 +31,7 @@ impl Pool {
         finish(self.command("nacre").arg("fs").args(self.words(line)))
     }
 
-    /// The exit code and what it says instead of doing it.
+    /// Runs a command that has to be refused; returns the exit code and the message.
     fn refuses(&self, line: &str) -> (i32, String) {
         let output = self.try_fs(line);
         assert!(!output.status.success(), "{line} succeeded: {}", text(&output.stdout));
@@ -44,7 +44,7 @@ impl Pool {
     }
 }
 
-/// Whom every system has: fusermount3 asks for the name.
+/// A user that exists on every system: fusermount3 looks up the name.
 const NOBODY: u32 = 65_534;
 
 fn read(path: impl AsRef<Path>) -> String {

@@ -17,7 +17,7 @@ use std::{
 const ESTALE: &str = "errno 116";
 const ROOMY: &str = "2G";
 
-/// Handles by what they were made of.
+/// Handles by the name of their file.
 type Handles = BTreeMap<String, Kept>;
 
 /// The handle of a file, a link not followed.
@@ -30,7 +30,7 @@ fn keep_all(root: &Path, names: &[&str]) -> Handles {
     names.iter().map(|name| ((*name).to_owned(), keep(&root.join(name)))).collect()
 }
 
-/// What a handle leads to: the content of a file, the names in a directory, where a link points to.
+/// Reads through a handle: the content of a file, the names in a directory, the target of a link.
 fn said(root: &Path, handle: &Kept) -> String {
     let mount = File::open(root).unwrap();
     let opened = |flags: OFlags| handle.open(mount.as_fd(), flags.bits().cast_signed());
@@ -78,7 +78,8 @@ const TREE: &str = "mkdir -p d/e/deep other; echo content >d/e/file; ln d/e/file
 const NAMES: [&str; 10] =
     ["d", "d/e", "d/e/deep", "d/e/file", "other", "other/hard", "d/link", "d/fifo", "d/attributes", "top"];
 
-/// The same life of files on whatever is mounted at `root`; what handles said at each step.
+/// Runs the same changes of files in the mount at `root`; returns the results of all handles at
+/// each step.
 fn life(root: &Path, remount: &mut dyn FnMut()) -> Vec<(&'static str, BTreeMap<String, String>)> {
     let mut told = Vec::new();
     sh(root, TREE);
@@ -158,7 +159,7 @@ fn handles_are_what_they_are_on_xfs() {
     }
 }
 
-/// Numbers of files that a crash took are given again: handles of those lead nowhere.
+/// Inode numbers of files that a crash lost are used again: handles of the lost files are stale.
 #[test]
 fn no_handle_leads_to_another_file_after_a_crash_or_a_rollback() {
     needs!(as_root());
@@ -262,7 +263,7 @@ fn handles_lead_into_snapshots_as_long_as_there_are_any() {
     assert_eq!(said(&root, &handles[".zfs/snapshot"]), "[one] true");
 }
 
-/// What nobody was ever given leads nowhere, and harms nothing.
+/// Forged handles are stale, and do no harm.
 #[test]
 fn made_up_handles_lead_nowhere() {
     needs!(as_root());
@@ -298,7 +299,7 @@ fn made_up_handles_lead_nowhere() {
     assert!(rustix::fs::statat(CWD, &root, AtFlags::empty()).is_ok());
 }
 
-/// Whoever works stops, also where the test fails.
+/// Stops the workers when dropped, also where the test fails.
 struct End<'a>(&'a std::sync::atomic::AtomicBool);
 impl Drop for End<'_> {
     fn drop(&mut self) {
@@ -306,8 +307,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Nobody waits for ever, whatever locks of directories he holds, and nobody is given a file of
-/// before when the command has returned.
+/// No process waits forever, whatever directory locks it holds, and no process gets an old file
+/// after the command has returned.
 #[test]
 fn files_become_others_while_everybody_works() {
     needs!(as_root());

@@ -1,4 +1,4 @@
-//! Hostile and unlucky cases: what other file systems in userspace get wrong, hang in or die of.
+//! Hostile and unlucky cases that make other userspace file systems fail, hang or crash.
 
 use crate::mounting::{Fixture, Reaped, as_root, descriptors, errno, eventually, is_mounted, memory, needs, run, sh};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;
 
-/// What fsync(2) says of a page whose request was aborted.
+/// Error of fsync(2) for a page whose request was aborted.
 const EIO: i32 = 5;
-/// What the kernel answers for requests that wait in a ring of a daemon that dies.
+/// Error of requests that wait in a ring of a daemon that dies.
 const ECANCELED: i32 = 125;
 
 #[test]
@@ -92,8 +92,8 @@ fn at_the_limit_of_descriptors_nothing_breaks() {
     }
 }
 
-/// A daemon that may open few files: users get EMFILE or ENFILE for opens beyond, everything else
-/// goes on, and nothing is left.
+/// A daemon that may open few files: users get EMFILE or ENFILE for further opens, everything else
+/// works, and nothing is leaked.
 fn with_few_descriptors(limit: u32, layer: &str) {
     const DIRECTORIES: usize = 50;
     let mut fixture = Fixture::bare();
@@ -800,11 +800,11 @@ fn others_go_on(view: &Path, what: &str) {
     }
 }
 
-/// More requests than there are threads, each for something that somebody else holds below.
+/// Number of requests that wait for a lock of the source: more than there are threads.
 const WAITERS: usize = 60;
 
-/// A write from memory that never comes holds the inode's lock below; what else wants it waits, and
-/// nothing else.
+/// A write from memory that never arrives holds the inode's lock in the source; other users of that
+/// inode wait, and no one else.
 #[test]
 fn a_lock_that_is_held_below_for_good_holds_nobody_else_up() {
     needs!(as_root());
@@ -839,7 +839,7 @@ fn a_lock_that_is_held_below_for_good_holds_nobody_else_up() {
     }
 }
 
-/// Leases that somebody holds on files of the source.
+/// Leases of other processes on files of the source.
 #[test]
 fn opens_wait_for_leases_as_natively() {
     needs!(as_root());
@@ -908,8 +908,7 @@ fn set_id_bits_belong_to_owners_below() {
     }
 }
 
-/// Whoever is in a directory that is removed, or replaced by another one, sees there what he sees
-/// natively.
+/// A process whose working directory is removed or replaced sees in it the same as natively.
 #[test]
 fn a_directory_without_a_name_answers() {
     needs!(as_root());

@@ -1,5 +1,5 @@
-//! Files that a program stores into through a shared mapping while others copy them: questions about data,
-//! holes and blocks are answered with the stores.
+//! Files with stores through a shared mapping while other processes copy them: queries for data,
+//! holes and blocks include the stores.
 
 use crate::mounting::{Fixture, as_root, needs, pools::Pool, run, text};
 use nacre_sys::mapping::SharedMapping;
@@ -77,8 +77,8 @@ pub fn stores_are_copied(file: &Path, scratch: &Path) {
     }
 }
 
-/// What is a hole below is one in the mount, also while the file is open for writing; where the kernel cannot
-/// write back for lseek(2), it is data.
+/// Checks that a hole of the source is one in the mount, also while the file is open for writing;
+/// where the kernel cannot write back for lseek(2), it is data.
 fn holes_stay(file: &Path, below: &Path) {
     let open = OpenOptions::new().read(true).write(true).open(file).unwrap();
     let below = File::open(below).unwrap();
@@ -99,7 +99,7 @@ fn kernel_writes_back() -> bool {
     [next(), next()] >= [6, 18]
 }
 
-/// Makes such a file.
+/// Creates a file with a hole.
 pub fn hole(file: &Path) {
     File::create(file).unwrap().set_len(LENGTH as u64).unwrap();
 }

@@ -1,5 +1,5 @@
-//! The program called as `mergerfs`: its command line, its control file, and the same beside mergerfs itself where
-//! that is installed.
+//! The program called as `mergerfs`: its command line, its control file, and a comparison with
+//! mergerfs where that is installed.
 
 use crate::mounting::unions::list;
 use crate::mounting::{Fixture, as_root, eventually, finish, is_mounted, nacre, needs, run, sh, sh_as, text};
@@ -28,14 +28,14 @@ fn mount(fixture: &Fixture, program: &str, words: &str) {
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
 }
 
-/// What a script says in the mount, with the folder's own path as `PLACE`.
+/// Returns the output of a script in the mount, with the folder's path replaced by `PLACE`.
 fn said(fixture: &Fixture, script: &str) -> String {
     let place = fixture.scratch.path().to_str().unwrap();
     let said = sh(&fixture.mountpoint, &format!("set +e; place={place}; exec 2>&1\n{script}true"));
     said.replace(place, "PLACE")
 }
 
-/// What both programs do alike.
+/// Script with the same results in both programs.
 const ALIKE: &str = r#"
 get() { getfattr --absolute-names --only-values -n "user.mergerfs.$1" "${2:-.mergerfs}"; echo; }
 set_() { setfattr -n "user.mergerfs.$1" -v "$2" .mergerfs && get "$1"; }
@@ -178,7 +178,7 @@ fn what_was_set_outlives_the_process() {
     fs::read_dir(fixture.scratch.path().join("c")).unwrap();
 }
 
-/// What is done to files of which three branches have a copy.
+/// Script on files of which three branches have a copy.
 const COPIES: &str = r#"
 rm one; mv two renamed; mv three d/moved; mv four d/inner; mv lone five; mv six e/lone2
 chmod 600 seven; chown 5:6 seven; setfattr -n user.new -v 1 seven; touch -d @1000 seven

@@ -1,5 +1,5 @@
-//! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by
-//! signals, by force; and what bad input leaves behind, which is nothing.
+//! Mounting and unmounting by all means: by hand, by mount(8), in the background, by signals, by
+//! force; and bad input, after which nothing remains.
 
 use crate::mounting::status::Status;
 use crate::mounting::{
@@ -177,8 +177,8 @@ fn the_source_is_in_the_table_of_mounts_at_its_place_alone() {
     });
 }
 
-/// What the new calls for mounting do not take (a name of more than 255 bytes) is mounted as it
-/// always was.
+/// A source that the new mount calls do not accept (a name of more than 255 bytes) is mounted by
+/// mount(2).
 #[test]
 fn a_source_with_a_long_name_is_mounted() {
     needs!(as_root());

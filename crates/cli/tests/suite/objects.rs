@@ -226,7 +226,7 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.yard.nacre(&["pool", "destroy", "%"]);
 }
 
-/// Another machine: name spaces in which the host, its number and its sockets are others.
+/// Another machine: namespaces with another host name, machine id and directory of sockets.
 struct Machine {
     holder: Child,
 }
@@ -258,7 +258,7 @@ impl Machine {
         Machine { holder }
     }
 
-    /// Runs the program there; whether that went well, and what it says.
+    /// Runs the program on that machine; returns its success and its output.
     fn nacre(&self, yard: &Yard, words: &[&str]) -> (bool, String) {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.holder.id().to_string(), "-m", "-u", "--wd=/"]).arg(nacre()).args(words);
@@ -325,7 +325,8 @@ fn one_of_two_machines_has_the_pool() {
     pool.yard.nacre(&["pool", "destroy", "%"]);
 }
 
-/// With `log=local` an fsync asks nobody but this machine, and a takeover gives up what it has alone.
+/// With `log=local` an fsync needs only this machine, and a takeover loses the writes that are in
+/// its log alone.
 #[test]
 fn a_log_on_this_machine_has_what_was_synced() {
     needs!(as_root());

@@ -1,6 +1,6 @@
-//! What nacre's processes know is seen from outside: logs in a journal and in syslog, metrics as
-//! Prometheus reads them, programs that are told of events, `nacre top` on a terminal, and what an
-//! ordinary user is told of root's mounts.
+//! Observation from outside: logs in a journal and in syslog, metrics as Prometheus reads them,
+//! programs that are notified of events, `nacre top` on a terminal, and an ordinary user's view of
+//! root's mounts.
 
 mod exposition;
 
@@ -138,7 +138,7 @@ fn requests_are_logged_where_that_is_asked_for() {
     assert!(log.contains(" INFO mounted ") && log.contains("had lost its process and is taken away"), "{log}");
 }
 
-/// A directory for programs of events; each writes what it is told to a file of its own.
+/// A directory of programs for events; each writes its variables to a file of its own.
 struct Events {
     place: tempfile::TempDir,
 }
@@ -164,7 +164,7 @@ impl Events {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// What was told so far: the variables of each call.
+    /// Returns the notifications so far: the variables of each call.
     fn told(&self) -> Vec<Vec<String>> {
         let told = fs::read(self.place.path().join("told")).unwrap_or_default();
         let calls = told.split(|byte| *byte == 1).filter(|call| !call.is_empty());
@@ -345,7 +345,7 @@ fn metrics_are_what_prometheus_reads_and_dashboards_name() {
     }
 }
 
-/// What an HTTP server answers to these bytes.
+/// Returns the answer of an HTTP server to these bytes.
 fn ask(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -392,7 +392,7 @@ fn over_http(before: &Exposition) {
     eventually("room again", || ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 "));
 }
 
-/// The program where everybody can reach it, and a command of it as nobody.
+/// Runs a command as nobody, of a copy of the program that all users can reach.
 fn as_nobody(place: &Path, words: &[&OsStr], before: &str) -> (i32, String) {
     let program = place.join("nacre");
     if !program.exists() {

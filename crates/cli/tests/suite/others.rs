@@ -1,5 +1,5 @@
-//! What one user keeps where sockets are looked for delays nobody else: root asks other users'
-//! processes only when told to, all at once and for a second.
+//! A user's files in the directories of sockets delay no other user: root asks other users'
+//! processes only on request, all at once and for a second.
 
 use crate::mounting::{as_root, eventually, finish, is_mounted, kill, nacre, needs, run, scratch, text};
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 /// than any command here may.
 const MANY: usize = 150;
 
-/// A user that nobody else is, with a directory for sockets; gone at the end.
+/// A user id that no one else uses, with a directory for sockets; removed at the end.
 struct User {
     uid: u32,
     directory: PathBuf,
@@ -30,7 +30,7 @@ impl User {
         User { uid, directory }
     }
 
-    /// Sockets that this user listens at and at which nobody ever answers.
+    /// Listens as this user at sockets, and never answers.
     fn listens(&self, names: impl Iterator<Item = String>) -> Vec<UnixListener> {
         let (uid, paths) = (self.uid, names.map(|name| self.directory.join(name)).collect::<Vec<_>>());
         // Whoever listens is who the other side sees: one thread becomes the user, and ends.
@@ -69,7 +69,7 @@ impl Drop for User {
     }
 }
 
-/// What the honest user has, taken away at the end.
+/// Files of the honest user, removed at the end.
 struct Home<'a> {
     user: &'a User,
     program: PathBuf,
@@ -86,7 +86,7 @@ impl Drop for Home<'_> {
     }
 }
 
-/// A command of root: whether it succeeds, what it says, and its number.
+/// Runs a command as root; returns its success, its output and its process id.
 fn root(words: &[&str]) -> (bool, String, i32) {
     let mut command = Command::new("sh");
     command.args(["-c", "echo $$; exec \"$0\" \"$@\""]).arg(nacre()).args(words).env("LC_ALL", "C");

@@ -1,5 +1,5 @@
-//! The mount program of container engines: next to fuse-overlayfs itself, and under podman. What is
-//! not installed is skipped.
+//! The mount program of container engines: compared with fuse-overlayfs, and under podman. Programs
+//! that are not installed are skipped.
 
 use crate::mounting::overlays::{Overlay, listing};
 use crate::mounting::status::Status;
@@ -19,7 +19,7 @@ const LAYERS: &str = "
     echo r > l2/r; chown 1000:1000 l2/r; chmod 640 l2/r; setfattr -n user.k -v v l2/r
     ln -s r l2/lnk; mkfifo l2/ff; touch -d 2001-01-01 l2/old l2/d l2/keep; chmod 777 upper";
 
-/// What users do to them. What fails does so with both programs.
+/// Changes by users. A change that fails does so with both programs.
 const CHANGES: &str = "
     rm d/b; rm -r e; mkdir e; touch e/new; echo more >> g/x2; mkdir newdir; mv newdir nd2; mv d d2; echo l > lnk1; ln lnk1 lnk2
     chown 1005:1007 r; chmod 600 suid; ln -s nowhere sl; mkfifo p; mknod cdev c 1 3; mknod bdev b 7 9; mv old old2; rmdir keep
@@ -34,13 +34,13 @@ fn installed(program: &str) -> bool {
     found || skip(program, &format!("{program} is not installed"))
 }
 
-/// Marks and what tells how a directory hides what is below.
+/// Returns whether a line is a whiteout, or an attribute by which a directory hides lower ones.
 fn is_mark(line: &str) -> bool {
     line.contains("/.wh.") || line.starts_with("# file") || line.is_empty() || line.starts_with("user.fuseoverlayfs.")
 }
 
-/// The same script over both programs: what it says, what is seen, and what is in the upper
-/// directory.
+/// Runs the same script on both programs; returns its output, the visible tree, and the content of
+/// the upper directory.
 fn beside_fuse_overlayfs(words: &str) -> [(String, Vec<String>, Vec<String>); 2] {
     let theirs = Overlay::bare(LAYERS);
     let said = run(
@@ -213,8 +213,8 @@ fn an_ordinary_user_in_a_namespace_of_his_own() {
     assert_eq!(sh(&overlay.upper, "getfattr --absolute-names --only-values -n user.overlay.opaque d"), "y");
 }
 
-/// `/` as a layer, and a directory that holds all others: neither the mount point nor the upper
-/// directory is to be seen in it, and nothing hangs.
+/// `/` as a layer, and a directory that contains all others: neither the mount point nor the upper
+/// directory is visible in it, and nothing hangs.
 #[test]
 fn a_layer_round_its_own_mount_point() {
     needs!(as_root() && installed("unshare"));
@@ -363,7 +363,7 @@ const PODMAN: &str = r#"
     grep -c "fuse.fuse-overlayfs" /proc/mounts || true
 "#;
 
-/// What the containers say.
+/// Expected output of the containers.
 const SAID: &str = "fuse-overlayfs / fuse.fuse-overlayfs";
 
 /// An image of nothing but busybox.
@@ -375,8 +375,8 @@ fn image(place: &Path) {
     sh(place, script);
 }
 
-/// Runs podman with a mount program, everything in namespaces that end with it; what it printed. As
-/// root, or as nobody.
+/// Runs podman with a mount program, everything in namespaces that end with it; returns its output.
+/// As root, or as nobody.
 fn podman(place: &Path, program: &Path, word: &str, rootless: bool) -> Option<String> {
     fs::write(place.join("podman.sh"), PODMAN).unwrap();
     fs::write(place.join("subid"), "nobody:200000:65536\n").unwrap();
@@ -416,7 +416,7 @@ fn podman(place: &Path, program: &Path, word: &str, rootless: bool) -> Option<St
     Some(said)
 }
 
-/// podman with our program, and with fuse-overlayfs: what comes out has to be the same.
+/// Runs podman with our program, and with fuse-overlayfs: the output has to be the same.
 fn under_podman(rootless: bool) {
     if !as_root()
         || !["podman", "crun", "unshare", "fuse-overlayfs", "busybox"].into_iter().all(installed)

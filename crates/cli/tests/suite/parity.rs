@@ -3,10 +3,10 @@
 use crate::mounting::{Fixture, as_root, images, needs};
 use nacre_testkit::parity;
 
-/// What a mount with an offset cannot do.
+/// Cases that a mount with an offset cannot fulfill.
 const OFFSETS: &[(&str, &str)] = &[("chown", "ids near 2^32 cannot be shown with an offset")];
 
-/// Compares a mount with a native directory beside its source.
+/// Compares a mount with a native directory next to its source.
 fn compare(fixture: &Fixture) {
     let native = fixture.directory("native");
     parity::compare(&native, &fixture.mountpoint);
@@ -75,7 +75,7 @@ fn a_union() {
     }
 }
 
-/// What stores attributes itself has no kernel below that would refuse such names.
+/// A layer that stores attributes itself has no kernel below that would refuse invalid names.
 #[test]
 fn an_attribute_has_a_name_beyond_its_namespace() {
     needs!(as_root());

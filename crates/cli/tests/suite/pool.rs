@@ -1,8 +1,8 @@
-//! `nacre pool` through the real program: pools on files, the process that owns them, what survives
-//! its death, and what is refused.
+//! `nacre pool` through the real program: pools on files, the process that owns them, the content
+//! that survives its death, and refusals.
 //!
 //! Pools are mounted below a scratch directory, have names of their own per test and process, and
-//! are destroyed at the end whatever happens.
+//! are destroyed at the end however the test ends.
 
 use crate::mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, text};
 use std::{fs, os::unix::fs::FileExt, path::Path, process::Command};
@@ -369,7 +369,7 @@ fn one_gets_along_as_with_zpool() {
     assert!(zpool(&["export", "-f", &name]).status.success());
 }
 
-/// What a file takes on its disk, bytes.
+/// Returns the allocated bytes of a file.
 fn taken(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     fs::metadata(path).unwrap().blocks() * 512

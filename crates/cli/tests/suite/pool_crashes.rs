@@ -1,8 +1,8 @@
-//! The process of a pool is killed under load, again and again: what was synced is there, and the
-//! pool is in order.
+//! The process of a pool is killed under load repeatedly: everything synced is there, and the pool
+//! is consistent.
 //!
 //! `NACRE_POOL_ROUNDS` is the number of deaths for each size of pool, `NACRE_POOL_SEED` another
-//! beginning. And what sync(2) promises.
+//! seed. The promise of sync(2) is tested as well.
 
 use crate::crashing::{Dead, Load, Random, programs, snapshots::Snapshots};
 use crate::mounting::{
@@ -82,7 +82,7 @@ fn a_small_pool_keeps_what_was_synced() {
     campaign("crs", "512M", 1000, false);
 }
 
-/// Whether sync(2) is heard here: on Linux 6.18 and newer, where there are loop devices.
+/// Returns whether sync(2) is intercepted here: on Linux 6.18 and newer, where loop devices exist.
 fn sync_is_heard() -> bool {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy();
@@ -92,7 +92,7 @@ fn sync_is_heard() -> bool {
         || crate::mounting::skip("sync", "sync(2) is not heard here")
 }
 
-/// Whether there is a loop device by which this process hears sync(2).
+/// Returns whether a loop device exists by which this process is notified of sync(2).
 fn hears(process: u32) -> bool {
     let name = format!("nacre-sync-{process} ");
     let backing =

@@ -1,5 +1,5 @@
-//! Pools that outlive their process, where more than that process dies: the guardian as well, a device,
-//! or what a command was in the midst of.
+//! Pools that survive their process, where more than that process fails: the supervisor as well, a
+//! device, or the command that was running.
 //!
 //! Deaths of the process alone are in `pool_survival.rs`.
 
@@ -77,7 +77,7 @@ fn the_death_of_guardian_and_process_is_a_crash() {
     pool.import();
 }
 
-/// A disk with so much room more than what it holds, MiB.
+/// Resizes a disk to this much more than its content, MiB.
 fn room(disk: &Path, more: u64) {
     let held = fs::metadata(disk.join("img")).map_or(0, |image| image.blocks() / 2048);
     let size = format!("remount,size={}m", held + more);
@@ -129,8 +129,8 @@ impl Short {
         said["pools"][&self.name]["survives"].clone()
     }
 
-    /// The process that owns it after so many deaths. While one takes over, nobody answers, and one that cannot write
-    /// may answer late.
+    /// Waits for the process that owns the pool after this number of deaths. During a failover no
+    /// process answers, and one that cannot write may answer late.
     fn answering(&self, restarts: u64) -> u32 {
         let mut process = None;
         eventually("the process answers", || {
@@ -149,8 +149,8 @@ impl Short {
         self.yard.nacre(&["pool", "sync", "%"]);
     }
 
-    /// Its process dies while it waits for the disk, and after something was answered all the same, so that the next
-    /// one waits for it as well. Answers the guardian.
+    /// Kills the process while it waits for the disk, after these files were written all the same, so
+    /// that the next process has to wait for the disk as well. Returns the supervisor.
     fn dies_while_suspended(&self, answered: &[&str]) -> u32 {
         eventually("the pool waits", || self.health() == "SUSPENDED");
         for name in answered {
@@ -165,7 +165,7 @@ impl Short {
         u32::try_from(guardian).unwrap()
     }
 
-    /// Nobody goes on, for this reason, until it is imported.
+    /// Checks that no failover happens, for this reason, until the pool is imported.
     fn is_down(&self, why: &str) {
         let at = self.yard.path("at");
         assert_eq!(self.health(), "UNAVAIL");

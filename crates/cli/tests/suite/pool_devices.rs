@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-/// A disk with so much room more than what it holds, MiB.
+/// Resizes a disk to this much more than its content, MiB.
 fn room(disk: &Path, more: u64) {
     let held = fs::metadata(disk.join("img")).map_or(0, |image| std::os::unix::fs::MetadataExt::blocks(&image) / 2048);
     let size = format!("remount,size={}m", held + more);

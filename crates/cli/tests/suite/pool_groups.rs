@@ -78,7 +78,7 @@ impl Grouped {
         self.yard.nacre(&["pool", "list", "-H", "-o", "health", &self.name]).trim().to_owned()
     }
 
-    /// Ends the process as a crash would, and detaches what is mounted.
+    /// Kills the process, as a crash would, and detaches its mounts.
     fn die(&self) {
         self.yard.end(&self.name, rustix::process::Signal::KILL);
         crate::mounting::clear(&self.at);
@@ -149,7 +149,7 @@ impl Kept {
     }
 }
 
-/// What happens to the file of a device.
+/// A fault of a device's file.
 #[derive(Clone, Copy, Debug)]
 enum Harm {
     Deleted,
@@ -193,8 +193,8 @@ fn harm(pool: &Grouped, device: usize, random: &mut Random) -> Harm {
     }
 }
 
-/// Loads run while devices are harmed, then the process is killed; the pool is imported as it is,
-/// and made whole again, by replacing what cannot be used any more, with more kills in between.
+/// Runs loads while devices are damaged, then kills the process; the pool is imported as it is, and
+/// its redundancy is restored by replacing unusable devices, with more kills in between.
 fn campaign(short: &str, groups: &[(&str, usize)], size: &'static str, seed: u64) {
     needs!(as_root());
     let seed = seed + number("NACRE_POOL_SEED", 0);
@@ -294,8 +294,8 @@ fn groups_for_metadata_and_the_log_can_lose_a_device() {
     campaign("gc", &[("raidz1", 3), ("special mirror", 2), ("log mirror", 2)], "512M", 5);
 }
 
-/// What is synced, file by file, is on devices for the log alone: it is found again after a crash,
-/// whether such devices are there, are added, taken out, go offline or come back meanwhile.
+/// File by file synced writes are on log devices: they are found again after a crash, whether log
+/// devices are there, are added, removed, go offline or come back meanwhile.
 #[test]
 fn what_was_synced_is_found_again_with_devices_for_the_log() {
     needs!(as_root());

@@ -1,5 +1,5 @@
-//! What labels of pools tell, and whose the files are on which pools lie: damage, copies, files
-//! that were cut or deleted, images of other users.
+//! Reports about labels of pools, and owners of the files of pools: damage, copies, files that were
+//! cut or deleted, images of other users.
 
 use crate::mounting::{as_root, eventually, finish, needs, pools::Yard};
 use std::{
@@ -244,7 +244,7 @@ fn another_pool_at_a_remembered_place_is_passed_over() {
     yard.told(&["pool", "import", "-d", &device, &other]);
 }
 
-/// What `nacre pool probe` prints for udev.
+/// Returns the output of `nacre pool probe` for udev.
 fn probed(member: &str, pool: &str, name: &str) -> String {
     format!(
         "ID_FS_TYPE=nacre_member\nID_FS_USAGE=raid\nID_FS_VERSION=1\nID_FS_LABEL={name}\nID_FS_LABEL_ENC={name}\n\
@@ -300,8 +300,8 @@ fn known_to_blkid(device: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// What other programs would take a device for goes when it becomes part of a pool: whoever mounts it would
-/// overwrite the pool.
+/// Signatures of other formats are erased when a device becomes part of a pool: a program that
+/// mounted by them would overwrite the pool.
 #[test]
 fn a_device_of_a_pool_has_no_superblock_of_another_file_system() {
     needs!(as_root());

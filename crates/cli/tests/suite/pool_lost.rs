@@ -1,5 +1,5 @@
-//! A pool whose process is gone counts as ill until it is imported again, and one that is stuck
-//! hides no others.
+//! A pool whose process is gone is unhealthy until it is imported again, and a stuck pool does not
+//! hide the others.
 
 use crate::mounting::{as_root, eventually, is_mounted, kill, needs, pools::Pool, text};
 use rustix::process::Signal;
@@ -15,7 +15,8 @@ fn lost(short: &str) -> Pool {
 }
 
 impl Pool {
-    /// What is said about all pools, of which others on this machine may be in any state.
+    /// Returns the output of a command, whatever its exit code: other pools on this machine may be in any
+    /// state.
     fn shown(&self, words: &[&str]) -> String {
         text(&self.run(words).stdout)
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What the group may use, bytes.
+/// Memory limit of the control group, bytes.
 const LIMIT: u64 = 64 << 20;
 
 /// A control group of its own; gone at the end.
@@ -25,7 +25,7 @@ impl Group {
         )
     }
 
-    /// Runs a shell script in the group; what it starts stays there.
+    /// Runs a shell script in the group, which its children stay in.
     fn run(&self, place: &Path, script: &str) -> Output {
         let inside = format!("echo $$ > {}/cgroup.procs && {script}", self.0.display());
         let state = place.join("state");
@@ -47,7 +47,7 @@ impl Drop for Group {
     }
 }
 
-/// A pool, let go at the end.
+/// A pool, exported when dropped.
 struct Pool<'a> {
     name: String,
     place: &'a Path,

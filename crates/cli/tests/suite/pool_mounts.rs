@@ -1,5 +1,5 @@
-//! The file systems of a pool on real mounts: what the kernel has collected, `.zfs/snapshot`, a
-//! full pool, files without names, kill -9.
+//! The file systems of a pool on real mounts: write-back, `.zfs/snapshot`, a full pool, unlinked
+//! files, kill -9.
 
 use crate::mounting::{as_root, eventually, finish, nacre, needs, pools::Pool, text};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
@@ -37,7 +37,7 @@ fn a_snapshot_holds_what_write_had_taken() {
     assert_eq!(fs::read_to_string(pool.at(".zfs/snapshot/s0/open")).unwrap(), "line 0\n");
 }
 
-/// Writes 1, 2, 3 ... to one file and then to the other until told to stop.
+/// Writes 1, 2, 3 ... to one file and then to the other until `over` is set.
 fn count_in_both(one: &fs::File, other: &fs::File, over: &AtomicBool) {
     for number in 1_u64.. {
         one.write_all_at(&number.to_le_bytes(), 0).unwrap();
@@ -338,7 +338,7 @@ fn mounts_of_pools_are_listed_and_ended_like_all_others() {
     assert_eq!(fs::read(pool.at("below/file")).unwrap(), b"x");
 }
 
-/// What watchers of these files are told from now on, by the names that inotify has for it.
+/// Records the inotify events of these files from now on, by inotify's names.
 struct Watched(std::os::fd::OwnedFd);
 
 impl Watched {

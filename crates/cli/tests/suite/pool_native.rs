@@ -1,5 +1,5 @@
-//! The file systems of a pool beside native ones: listings of directories that change meanwhile,
-//! and times.
+//! The file systems of a pool compared with native ones: listings of directories that change
+//! meanwhile, and times.
 
 use crate::mounting::{as_root, needs, pools::Pool};
 use rustix::fs::{
@@ -58,8 +58,8 @@ fn rest(directory: impl AsFd, room: usize) -> Vec<String> {
     }
 }
 
-/// What a loop over the names of a directory meets that renames each, copies it or gives it another
-/// name.
+/// Returns the names that a loop over a directory meets while it renames, copies or links each of
+/// them.
 fn met(directory: &Path, count: usize, way: &str) -> usize {
     fs::create_dir(directory).unwrap();
     (0..count).for_each(|index| fs::write(directory.join(format!("f{index}")), b"").unwrap());
@@ -150,7 +150,7 @@ fn moment(stamp: StatxTimestamp) -> Moment {
     Moment::from(stamp.tv_sec) * 1_000_000_000 + Moment::from(stamp.tv_nsec)
 }
 
-/// The times of a file; those that are asked for alone, and the size, have to be the same.
+/// Returns the times of a file; a query for single times, and the size, must give the same values.
 fn times(path: &Path) -> Times {
     let (modified, changed) =
         (moment(asked(path, StatxFlags::MTIME).stx_mtime), moment(asked(path, StatxFlags::CTIME).stx_ctime));
@@ -167,10 +167,10 @@ fn times(path: &Path) -> Times {
 
 /// The time of modification as natively, and that of change: `-` stays, `+` is later than before.
 type Native = (char, char);
-/// What is done to a file.
+/// An operation on a file.
 type Act = fn(&Path);
 
-/// What is done to a file of 8192 bytes, and what becomes of its times (as on XFS).
+/// Operations on a file of 8192 bytes, and their effects on its times (as on XFS).
 const DONE: &[(&str, Native, Act)] = &[
     ("append", ('+', '+'), |path| appended(path).write_all(&[1; 5000]).unwrap()),
     ("write", ('+', '+'), |path| fs::write(path, [1; 100]).unwrap()),

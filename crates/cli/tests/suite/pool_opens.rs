@@ -1,5 +1,5 @@
-//! File systems of pools whose files the kernel opens without a request: what that saves, and what
-//! opens are needed for elsewhere.
+//! File systems of pools whose files the kernel opens without a request: the saved requests, and
+//! the other means for the purposes of opens.
 
 use crate::mounting::{
     as_root, eventually, needs,
@@ -295,8 +295,8 @@ fn nothing_of_a_file_from_before_reaches_one_that_was_rolled_back() {
     assert_eq!(fs::read(pool.at("file")).unwrap(), b"then again");
 }
 
-/// Each file is made when the one before is written: whatever snapshot is taken, it holds no file
-/// without those before it.
+/// Each file is created when the one before is written: no snapshot contains a file without those
+/// before it.
 #[test]
 fn a_snapshot_is_one_moment_of_many_new_files() {
     needs!(as_root());
@@ -357,8 +357,8 @@ fn what_is_written_to_no_more_is_not_looked_after() {
     assert_eq!(fs::read(pool.at(".zfs/snapshot/one/f4")).unwrap(), b"one");
 }
 
-/// What is passed on is reached by name where the kernel has it: found by handle, it would be looked
-/// up anew by whoever opens it next.
+/// Write-back for sync(2) and snapshots opens files by name where the kernel has it: a file that was
+/// found by handle would be looked up anew at its next open.
 #[test]
 fn what_was_passed_on_keeps_its_name() {
     needs!(as_root());

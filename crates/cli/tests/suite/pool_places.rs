@@ -1,5 +1,5 @@
-//! Where the file systems of a pool are mounted: what is unmounted is the mount that is meant, in
-//! an order that hides nothing, and whoever waits for a mount of his own process can be killed.
+//! Mount points of a pool's file systems: the right mount is unmounted, in an order that hides
+//! nothing, and a process that waits for a mount of its own can be killed.
 
 use crate::mounting::{
     Fixture, Namespace, Reaped, as_root, eventually, finish, is_mounted, kill, needs,
@@ -29,13 +29,13 @@ impl Pool {
         self.told(&[&[family], arguments].concat())
     }
 
-    /// The file system that a path leads to, as df(1) says.
+    /// Returns the file system of a path, as df(1) reports it.
     fn shown_at(&self, name: &str) -> String {
         let output = finish(Command::new("df").arg("--output=source").arg(self.at(name)));
         text(&output.stdout).lines().last().unwrap_or_default().to_owned()
     }
 
-    /// What the table has of a file system: number, place.
+    /// Returns the mount table's entry of a file system: mount id, mount point.
     fn mount_of(&self, name: &str) -> Option<(u64, PathBuf)> {
         let table = crate::mounting::mount_table();
         let source = format!(" {} ", self.of(name));

@@ -1,5 +1,5 @@
-//! Pools that outlive the process that owns them: killed while programs use their file systems, which
-//! notice nothing.
+//! Pools that survive the process that owns them: killed while programs use their file systems,
+//! without an error in any program.
 //!
 //! `NACRE_SURVIVAL_KILLS` makes a campaign of the random one, from `NACRE_SURVIVAL_SEED`.
 

@@ -24,7 +24,7 @@ fn filled(source: &Path) {
     fs::create_dir(source.join("directory")).unwrap();
 }
 
-/// Errors of a mount are those of requests that fail, not answers: an attribute or a name that does not exist.
+/// Requests that fail count as errors of a mount; a missing attribute or name does not.
 #[test]
 fn answers_are_not_counted_as_errors() {
     needs!(as_root());

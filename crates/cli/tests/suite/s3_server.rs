@@ -1,9 +1,9 @@
-//! A server of S3 for tests: moto, which keeps buckets in memory, behind a gate of our own, through
-//! which every request and reply goes.
+//! A server of S3 for tests: moto, which keeps buckets in memory, behind a proxy of our own (the
+//! gate) that every request and reply passes through.
 //!
-//! The gate counts requests, and does what networks and servers do: it is closed, answers that the
-//! server is busy, loses replies, refuses credentials, or takes conditions away. Without moto, which
-//! scripts/setup installs, tests fail.
+//! The gate counts requests, and simulates failures of networks and servers: it is closed, answers
+//! that the server is busy, loses replies, refuses credentials, or removes conditions. Without
+//! moto, which scripts/setup installs, tests fail.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -23,7 +23,7 @@ use crate::mounting::eventually;
 /// The bucket that is there.
 pub const BUCKET: &str = "pools";
 
-/// What the gate does.
+/// Behavior of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Weather {
@@ -31,11 +31,11 @@ pub enum Weather {
     Fair,
     /// Nobody is there.
     Closed,
-    /// Of three requests one is answered 503, and of three others the reply of one is lost.
+    /// One of three requests is answered with 503, and of one of three others the reply is lost.
     Foul,
     /// No credentials are good.
     Forbidden,
-    /// The clock of whoever asks is wrong.
+    /// The client's clock is wrong.
     Skewed,
     /// Nothing more is taken.
     Full,
@@ -47,7 +47,7 @@ pub enum Weather {
     Careless,
 }
 
-/// What the gate and its threads share.
+/// State that the gate's threads share.
 struct Gate {
     weather: AtomicU8,
     requests: AtomicU64,
@@ -123,14 +123,14 @@ impl Moto {
         Moto { process, gate, endpoint }
     }
 
-    /// From now on it is asked as Google's stores are: their requests are those of S3, but for how a
-    /// condition is said and who is asked for credentials.
+    /// Switches to Google's protocol: requests are those of S3 except for the form of conditions
+    /// and the source of credentials.
     pub fn speaks_google(&self) {
         self.gate.is_google.store(true, Ordering::SeqCst);
     }
 
-    /// Another gate to the same server, for somebody who may only read: counts are its own. The server is this
-    /// one's.
+    /// Creates another gate to the same server, for a client with read access only; it has its own
+    /// counts. This object owns the server.
     pub fn gate_of_readers(&self) -> Moto {
         let readers = Moto::behind_a_gate(None, self.gate.server);
         readers.weather(Weather::ReadOnly);

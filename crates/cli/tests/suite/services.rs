@@ -1,10 +1,11 @@
-//! Mounts and pools that outlive their processes as services of a real systemd(1), which keeps their descriptors: all
-//! processes of a service are killed at once, and users in it go on.
+//! Mounts and pools that survive their processes as services of a real systemd(1), which stores
+//! their descriptors: all processes of a service are killed at once, and programs in the mounts
+//! continue.
 //!
-//! Each test boots a systemd of its own, as process 1 of namespaces of its own (processes, mounts, control groups),
-//! with nothing to do but the units that the test writes. Programs that use a mount run in the same namespaces
-//! (nsenter(1)), as scripts, whose lines of output are compared. Skipped without root, systemd or control groups of
-//! the second version.
+//! Each test boots a systemd of its own, as process 1 of its own namespaces (processes, mounts,
+//! control groups), with only the units that the test writes. Programs that use a mount run in the
+//! same namespaces (nsenter(1)), as scripts, whose lines of output are compared. Skipped without
+//! root, systemd or control groups of the second version.
 
 use crate::mounting::{eventually, nacre, needs, scratch, skip, text};
 use std::{
@@ -24,7 +25,7 @@ const WORDS: &str = "
     worker_dies() { kill -9 $(grep -vx $(main) $group/cgroup.procs); }
 ";
 
-/// What most services run.
+/// Command of most services.
 const MIRROR: &str = "mirror --survive --foreground $dir/source $dir/mount";
 
 /// Where the second version of control groups is mounted.
@@ -107,8 +108,8 @@ impl Machine {
         Some(command.env("nacre", nacre()).env("dir", self.scratch.path()).output().unwrap())
     }
 
-    /// What a script says, which finds the program as `$nacre` and the scratch directory as `$dir`. It ends at the first
-    /// command that fails.
+    /// Runs a script, which finds the program as `$nacre` and the scratch directory as `$dir`, and
+    /// returns its output. It ends at the first command that fails.
     fn run(&self, script: &str) -> String {
         let done = self.try_run(script).expect("systemd is there");
         let (out, err) = (text(&done.stdout), text(&done.stderr));
@@ -116,7 +117,7 @@ impl Machine {
         out
     }
 
-    /// What systemd and the services said.
+    /// Returns the logs of systemd and the services.
     fn told(&self) -> String {
         ["systemd.log", "service.log"].map(|log| fs::read_to_string(self.at(log)).unwrap_or_default()).concat()
     }
@@ -172,8 +173,8 @@ fn remove_groups(group: &Path) {
     let _ = fs::remove_dir(group);
 }
 
-/// What users do around the death of all processes of the service at once, in `$mount`: a shell in a directory, open files
-/// with a name, one that is appended to.
+/// Activities of users around the simultaneous death of all processes of the service, in `$mount`:
+/// a shell in a directory, open files with a name, one that is appended to.
 const USERS: &str = "
     cd $mount
     echo hello > f; exec 5<>f; exec 6>>log

@@ -53,7 +53,7 @@ impl Group {
         finish(&mut self.command(words))
     }
 
-    /// A mount of this process' group, which has to succeed; what was said about it.
+    /// Mounts in this process' group, which has to succeed; returns the messages.
     fn mount(&self, words: &[&str]) -> String {
         let output = self.run(&[words, &[&self.option()]].concat());
         assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
@@ -102,7 +102,7 @@ fn ended(pid: u32) {
     eventually("the process ends with its last mount", || !runs(pid));
 }
 
-/// Memory of a process with its share of what it has in common with others, KiB.
+/// Returns the proportional set size of a process, KiB.
 fn proportional(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let line = text.lines().find(|line| line.starts_with("Pss:")).unwrap();

@@ -1,8 +1,8 @@
-//! Completion in bash, zsh and fish, and man pages, as people see them: in a terminal.
+//! Completion in bash, zsh and fish, and man pages, as users see them: in a terminal.
 //!
-//! A terminal is a window of tmux(1): keys go in, the screen is read. What is looked at is whether
-//! something appears on it. Shells that are not installed are skipped
-//! (`NACRE_TEST_REQUIRE=bash,zsh,fish,man,tmux` forbids that).
+//! A terminal is a window of tmux(1): keys go in, the screen is read, and checked for the expected
+//! text. Shells that are not installed are skipped (`NACRE_TEST_REQUIRE=bash,zsh,fish,man,tmux`
+//! forbids that).
 
 use crate::mounting::pools::Yard;
 use crate::mounting::{as_root, finish, nacre, needs, run, scratch, skip, text};
@@ -68,7 +68,7 @@ impl Terminal {
         self.shows_what(&format!("{what:?}"), |screen| what.iter().all(|what| screen.contains(what)))
     }
 
-    /// Asks for what could follow a line, on an empty screen.
+    /// Requests the completions of a line, on an empty screen.
     fn offers(&self, line: &str, wanted: &[&str]) -> String {
         // No interrupt: the terminal would throw away what is typed meanwhile.
         self.send(&["C-u"]);

@@ -1,6 +1,6 @@
-//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel holds
-//! back, and msync(2) what was stored to mappings; what was accepted is there after an import;
-//! deletes make room at once; copies of the kernel share what they can.
+//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel has
+//! not yet written back, and msync(2) fails for stores to mappings without space; accepted data is
+//! there after an import; deletes free space at once; copies within the kernel share blocks.
 
 use crate::mounting::{as_root, needs, pools::Pool};
 use nacre_sys::mapping::SharedMapping;
@@ -32,7 +32,7 @@ impl Pool {
     }
 }
 
-/// What a file holds: bytes that anybody can make again.
+/// Reproducible content of a file.
 struct Pattern {
     block: Vec<u8>,
 }
@@ -62,8 +62,8 @@ impl Pattern {
     }
 }
 
-/// Makes a file of so many bytes, of holes only, and stores to all of it through a mapping; what
-/// msync and then fsync say.
+/// Creates a file of this length, of holes only, and stores to all of it through a mapping; returns
+/// the results of msync and then fsync.
 fn store(path: &Path, seed: u64, length: usize) -> (std::io::Result<()>, std::io::Result<()>) {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
     file.set_len(length as u64).unwrap();

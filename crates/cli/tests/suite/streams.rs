@@ -1,5 +1,5 @@
-//! Snapshots travel from pool to pool: what arrives is what was sent, whatever is cut or killed on
-//! the way, and unmodified programs replicate by it.
+//! Snapshots travel from pool to pool: the received content is the sent one, whatever is cut or
+//! killed on the way, and unmodified programs replicate by it.
 
 use crate::mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, skip, text};
 use rustix::process::Signal;
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 
-/// Whether a program is there; if not, the test says what it leaves out.
+/// Returns whether a program is installed; if not, prints what is skipped.
 fn has(program: &str) -> bool {
     let found = Command::new("which").arg(program).stdout(Stdio::null()).status().is_ok_and(|status| status.success());
     found || crate::mounting::skip(program, "scripts/setup installs it")
@@ -54,7 +54,7 @@ impl Pair {
         shell
     }
 
-    /// What a script says that has to succeed.
+    /// Runs a script that has to succeed; returns its output.
     fn sh(&self, script: &str) -> String {
         let output = finish(&mut self.shell(script));
         let said = text(&output.stdout) + &text(&output.stderr);
@@ -62,7 +62,7 @@ impl Pair {
         said.trim_end().to_owned()
     }
 
-    /// What one says that has to fail.
+    /// Runs a script that has to fail; returns its output.
     fn fails(&self, script: &str) -> String {
         let output: Output = finish(&mut self.shell(script));
         let said = text(&output.stdout) + &text(&output.stderr);
@@ -70,7 +70,7 @@ impl Pair {
         said
     }
 
-    /// Everything that can be told of the files below a directory.
+    /// Returns all observable properties of the files below a directory.
     fn tree(&self, at: &str) -> String {
         self.sh(&format!(
             r"cd {at}; export LC_ALL=C
@@ -169,7 +169,8 @@ fn names_that_a_stream_removes_keep_no_room() {
     });
 }
 
-/// What `receive -o` and `-x` say of a tree holds for all of it, whatever the sender set below the top.
+/// Properties of `receive -o` and `-x` hold for the whole tree, whatever the sender set below the
+/// top.
 #[test]
 fn what_is_set_for_a_received_tree_is_inherited_below() {
     needs!(as_root());
@@ -686,7 +687,7 @@ fn a_second_place_may_be_elsewhere() {
     pair.check();
 }
 
-/// What zrepl runs for a push into a sink, with what it looks for in the answers.
+/// Commands that zrepl runs for a push into a sink, with the parts of the answers that it parses.
 #[test]
 fn the_commands_of_zrepl_replicate() {
     needs!(as_root() && has("setfacl"));

@@ -1,5 +1,5 @@
-//! What surrounds a mount: directories bound inside the source, signals that whoever starts us has
-//! ignored, mounts that no process serves, programs that map what they append to.
+//! Surroundings of a mount: bind mounts inside the source, signals that the parent process has
+//! ignored, mounts that no process serves, programs that map files that they append to.
 
 use crate::mounting::{Bind, Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, text};
 use std::ffi::OsStr;
@@ -116,8 +116,8 @@ fn the_flag_for_appending_is_a_matter_of_the_moment() {
     assert_eq!(fs::read(fixture.below("file")).unwrap(), b"START theirs ours");
 }
 
-/// A machine without the device, without fusermount3, and with every name taken: doctor says so, and
-/// its command gives what is missing.
+/// A machine without the device, without fusermount3, and with every name taken: doctor reports it,
+/// and its command provides the missing part.
 #[test]
 fn doctor_names_what_is_missing() {
     needs!(as_root());

@@ -1,9 +1,9 @@
-//! Mounts that outlive the process that serves them: killed while programs use them, which notice
-//! nothing.
+//! Mounts that survive the process that serves them: killed while programs use them, without an
+//! error in any program.
 //!
-//! Each mount is killed twice at most: the third time within a minute it stays down, which is a test of
-//! its own. `NACRE_SURVIVAL_ROUNDS` and `NACRE_SURVIVAL_KILLS` make campaigns of the random ones, from
-//! `NACRE_SURVIVAL_SEED`.
+//! Each mount is killed twice at most: the third time within a minute it stays down, which is a
+//! test of its own. `NACRE_SURVIVAL_ROUNDS` and `NACRE_SURVIVAL_KILLS` make campaigns of the random
+//! ones, from `NACRE_SURVIVAL_SEED`.
 
 use crate::mounting::{
     Fixture, as_root,
@@ -250,7 +250,7 @@ fn a_union_that_goes_on_has_its_branches() {
     guarded.fixture.unmount();
 }
 
-/// What a union was told while it was mounted, and what it waits for.
+/// Changes of a mounted union by commands survive, and so do its pending waits.
 #[test]
 fn a_union_that_goes_on_has_its_rules_and_awaits_missing_branches() {
     if !as_root() {
@@ -380,13 +380,13 @@ fn nobody_notices_that_the_process_of_a_union_dies() {
     }
 }
 
-/// What a cage says of itself.
+/// Returns the report of the cage.
 fn cage(guarded: &Guarded) -> Cage {
     Cage::of(&guarded.fixture, &guarded.fixture.source)
 }
 
-/// What `FALLOC_FL_KEEP_SIZE` allocated behind the end of files, however little, the next process knows before it
-/// answers anything.
+/// Blocks that `FALLOC_FL_KEEP_SIZE` allocated beyond the end of files, however few, are known to
+/// the next process before it answers any request.
 #[test]
 fn a_cage_that_goes_on_counts_what_lies_behind_the_end_of_files() {
     if !as_root() {
@@ -559,7 +559,7 @@ fn what_cannot_be_gone_on_with_is_not_touched() {
     assert_eq!((worker(&guarded.fixture.mountpoint), guarded.restarts()), (guarded.workers[0], 0));
 }
 
-/// A program under this name, or what is none.
+/// Creates a program under this name, or a file that is none.
 fn program(guarded: &Guarded, name: &str, content: &[u8], mode: u32) -> PathBuf {
     let path = guarded.fixture.scratch.path().join(name);
     fs::write(&path, content).unwrap();
@@ -616,7 +616,7 @@ fn a_program_that_cannot_go_on_is_not_begun_with() {
     fs::write(guarded.at("file"), "content").unwrap();
 }
 
-/// A program goes on, and its processes die at once: the one before it goes on again.
+/// Another program takes over, and its processes die at once: the previous program serves again.
 #[test]
 fn a_program_whose_processes_die_is_followed_by_the_one_before() {
     if !as_root() {
@@ -740,8 +740,9 @@ fn states(process: u32, name: &str) -> String {
     stats.filter_map(|stat| stat.split_once(&format!("({name}) "))?.1.chars().next()).collect()
 }
 
-/// A mount whose process cannot die: it tells the kernel of a name that is gone from a directory, in
-/// which somebody makes a file, for which he waits until the process that is answered is let go.
+/// Creates a mount whose process cannot die: one of its threads invalidates a removed name, and waits
+/// for the directory, in which a file is being created; the creation waits for a fanotify answer,
+/// which the returned child gives only when it ends.
 fn telling_in_vain() -> (Guarded, std::process::Child, std::thread::JoinHandle<std::io::Result<()>>) {
     const PROGRAM: &str = "import ctypes, os, sys\n\
         libc = ctypes.CDLL(None, use_errno=True)\n\
@@ -796,7 +797,8 @@ fn a_process_that_waits_for_its_own_mount_is_followed_by_another_one() {
     }
 }
 
-/// The kernel writes no core for it: before, it would wait for what waits for the next process.
+/// The kernel writes no core dump of it: before the dump, it would wait for a thread that waits for
+/// the next process.
 #[test]
 fn a_process_that_crashes_while_it_waits_is_followed_by_another_one() {
     if as_root() {
@@ -824,8 +826,9 @@ fn a_mount_stays_down_whoever_waits_for_it() {
     assert!(holder.wait().unwrap().success());
 }
 
-/// A thread of the process tells the kernel of a new name, and waits for the directory, which is kept
-/// by somebody who waits for the process: it cannot die before the next one has answered him.
+/// A thread of the process notifies the kernel of a new name, and waits for the directory's lock,
+/// whose holder waits for the process: it cannot die before the next process has answered the
+/// holder.
 #[test]
 fn a_process_that_cannot_die_before_it_has_answered_is_followed_by_another_one() {
     if !as_root() {
@@ -975,7 +978,7 @@ fn what_cannot_outlive_its_process_is_refused() {
     assert!(!is_mounted(&fixture.mountpoint));
 }
 
-/// Kills at random moments on mounts of all kinds, with programs that know what they were answered.
+/// Kills at random moments on mounts of all kinds, with loads that check acknowledged operations.
 #[test]
 fn what_was_answered_is_kept_by_mounts_of_all_kinds() {
     if !as_root() {

@@ -1,4 +1,4 @@
-//! How commands find mounts that outlive their process, while another one takes them over and where their runtime
+//! How commands find mounts that survive their process, during a failover and where the runtime
 //! directory is full.
 
 use crate::mounting::{as_root, eventually, finish, nacre, needs, run, text};
@@ -6,8 +6,8 @@ use crate::surviving::Guarded;
 use rustix::process::Signal;
 use std::{fs::File, process::Command};
 
-/// In a mount namespace with a runtime directory of its own: `$0` is the program, `$1` a directory. Says what
-/// `nacre status` answers.
+/// Runs in a mount namespace with a runtime directory of its own: `$0` is the program, `$1` a
+/// directory. Prints the output of `nacre status`.
 const FULL: &str = r#"
 mount -t tmpfs -o mode=700,size=64k,nr_inodes=16 none /run/nacre
 mkdir $1/source $1/mount

@@ -1,4 +1,4 @@
-//! Times of files: what is not to move them does not, and what moves them shows at once.
+//! Times of files: operations that must not change them do not, and changes are visible at once.
 
 use crate::mounting::{Fixture, as_root, needs, sh};
 use nacre_sys::mapping::SharedMapping;
@@ -85,9 +85,10 @@ fn noatime_leaves_the_branches_of_a_union_alone() {
     fixture.unmount();
 }
 
-/// Stores to mappings of a file show once they are over, at the first look: of a process that ends,
-/// and of one that goes on; with the file's descriptor closed last, or before the store. The kernel
-/// notes none of it, and keeps times that somebody asked for meanwhile.
+/// Checks that stores to mappings are visible in a file's times at the first look after them: of a
+/// process that ends, and of one that continues; with the file's descriptor closed last, or before
+/// the store. The kernel does not update the times for these stores, and keeps times that were read
+/// meanwhile.
 fn stores_show(fixture: &Fixture) {
     let (shown, below) = (fixture.at("file"), fixture.below("file"));
     let map = || {

@@ -1,5 +1,5 @@
-//! Unions on real mounts: copy-up and whiteouts, branches that come and go under load, crashes, the
-//! commands, and what is refused.
+//! Unions on real mounts: copy-up and whiteouts, branches that are added and removed under load,
+//! crashes, the commands, and refusals.
 
 use crate::mounting::status::{Status, least_requests_of, requests_of};
 use crate::mounting::unions::{branches, list, names, over, told, union};
@@ -247,7 +247,8 @@ fn a_pool_is_filled_by_its_policy() {
     assert_eq!(union(["where", "/proc/self"]).status.code(), Some(3));
 }
 
-/// Writes to files of its own and checks what it reads, until told to stop; how many rounds.
+/// Writes to files of its own and checks their content until `stop` is set; returns the number of
+/// rounds.
 fn busy(place: &Path, stop: &AtomicBool) -> u64 {
     let open = |name: &str| {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(place.join(name)).unwrap()

@@ -30,7 +30,7 @@ fn percent(place: &Path) -> f64 {
     (figures.f_blocks - figures.f_bfree) as f64 * 100.0 / figures.f_blocks as f64
 }
 
-/// Files of a MiB each, told apart by their first byte.
+/// Creates files of a MiB each, which differ in their first byte.
 fn fill(place: &Path, count: u8) {
     fs::create_dir(place.join("d")).unwrap();
     for number in 0..count {

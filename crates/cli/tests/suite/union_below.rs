@@ -5,7 +5,7 @@ use crate::mounting::unions::{branches, over};
 use crate::mounting::{Fixture, as_root, needs, sh};
 use std::fs;
 
-/// What is done in an overlay over `lower`, of which all changes go to the union.
+/// Changes in an overlay over `lower`, whose upper directory is in the union.
 const CHANGES: &str = r"
 mv file moved; mv dir/inner dir/renamed; rm gone; rm -r removed; mkdir removed; echo new > removed/new
 ls -R . | sort; cat moved dir/renamed removed/new

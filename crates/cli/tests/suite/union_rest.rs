@@ -1,5 +1,5 @@
-//! Unions that nobody asks, on a file system where much happens elsewhere: they hear of their own
-//! files only, and never show anything old.
+//! Idle unions on a file system with much activity elsewhere: they are notified of their own files
+//! only, and never show anything stale.
 
 use crate::mounting::resting::{busy, marked_file_systems, rested, side_by_side};
 use crate::mounting::status::Status;
@@ -20,7 +20,8 @@ fn listed(places: &[PathBuf; 3], modes: [&str; 3]) -> OsString {
     branches(&places.iter().map(PathBuf::as_path).zip(modes).collect::<Vec<_>>())
 }
 
-/// Two writable branches over one that is only read, filled by commands that run beside them.
+/// Mounts two writable branches over a read-only one, filled by a script that runs in
+/// their parent directory.
 fn three(filled: &str) -> Fixture {
     three_with("udba=notify", filled)
 }
@@ -105,8 +106,8 @@ fn a_union_that_nobody_asks_hears_only_of_its_own_files() {
     });
 }
 
-/// What others do on branches; a place that a process is in meanwhile; and what is to be there, or
-/// no longer, the first time that somebody looks.
+/// Changes by others on branches; a directory that a process is in meanwhile; and the names that
+/// must, and must not, exist at the first lookup.
 type Remade = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 
 const REMADE: &[Remade] = &[
@@ -173,7 +174,7 @@ impl Dice {
         (0..depth).map(|_| format!("{}/", self.of(&NAMES[..3]))).collect()
     }
 
-    /// Something that others do on a branch.
+    /// Makes a random change on a branch as another process would.
     fn change(&mut self, round: usize) -> String {
         let branch = self.of(&["upper", "second", "lower"]);
         let (directory, file) = (self.directory(), self.of(&NAMES[3..]));
@@ -202,7 +203,7 @@ impl Dice {
     }
 }
 
-/// The same branches, mounted by somebody who has never seen them.
+/// Mounts the same branches in a new process, and returns the visible tree.
 fn fresh(fixture: &Fixture, round: usize) -> BTreeMap<PathBuf, String> {
     let mut other = Fixture::bare();
     let mountpoint = other.mountpoint.clone();

@@ -1,5 +1,4 @@
-//! Unions that go on after their process died or another program took over: directories that others
-//! rename in the branches meanwhile.
+//! Unions after a failover or an upgrade: directories that others rename in the branches meanwhile.
 
 use crate::{mounting::as_root, surviving::Guarded};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
@@ -8,7 +7,7 @@ use std::{
     path::Path,
 };
 
-/// A directory with a file that says which one it is, and a user in it.
+/// A directory with a file that identifies it, and a process in it.
 struct Used {
     expected: &'static str,
     directory: File,

@@ -1,5 +1,5 @@
-//! Branches on one file system share a watch: what is written through the union is heard by no
-//! branch, and whatever else could make the union show something old is.
+//! Branches on one file system share a watch: writes through the union are reported for no branch,
+//! and all other changes that could make the union stale are.
 
 use crate::mounting::status::Status;
 use crate::mounting::unions::{branches, told};

@@ -1,5 +1,5 @@
-//! mergerfs' words on real mounts: the lines that people have in their fstab, what each word does,
-//! and the same beside mergerfs where it is installed.
+//! mergerfs' options on real mounts: lines of real fstabs, the effect of each option, and a
+//! comparison with mergerfs where it is installed.
 
 use crate::mounting::unions::{branches, list, union};
 use crate::mounting::{Fixture, as_root, eventually, is_mounted, nacre, needs, run, sh, text};
@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What mergerfs' documentation recommends.
+/// Options that mergerfs' documentation recommends.
 const RECOMMENDED: &str = "cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false";
 
 /// File systems of these sizes, as branches without attributes.
@@ -83,16 +83,16 @@ fn the_recommended_lines_mount_as_they_are() {
     assert!(!is_mounted(&fixture.mountpoint));
 }
 
-/// What a pool looks like to its users after a script of changes to directories that are on two
-/// branches.
+/// Changes to directories that are on two branches, and a description of the pool as its users see
+/// it.
 const CHANGES: &str = "chmod 2750 both; chown 5:6 both; touch -d @1000000 both; stat -c '%a %u %g %Y' both; \
     setfattr -n user.note -v x both; getfattr --only-values -n user.note both; echo; df --output=size . | tail -1; ls";
 
 /// The same on the branches.
 const SEEN_BELOW: &str = "for disk in one two; do stat -c '%a %u %g %Y' $disk/both; getfattr --only-values -n user.note $disk/both; echo; ls $disk; done";
 
-/// Fills two branches alike, mounts a pool of them, and tells what users and branches see of the
-/// changes.
+/// Fills two branches alike, mounts a pool of them, and returns the view of users and of the
+/// branches after the changes.
 fn changed(fixture: &mut Fixture, mount: impl FnOnce(&mut Fixture, &OsString)) -> (String, String, OsString) {
     let (places, list_of) = disks(fixture, &[("one", "8m"), ("two", "16m")]);
     for place in &places {
@@ -323,8 +323,8 @@ fn branches_are_waited_for_until_they_are_mounted() {
     assert!(run(nacre(), ["umount", mountpoint]).status.success());
 }
 
-/// Mounts a pool of two directories with ours or with mergerfs, and hands on what a script prints
-/// there.
+/// Mounts a pool of two directories with nacre and with mergerfs, and returns the output of a
+/// script there.
 fn beside(words: &str, fill: &str, script: &str) -> (String, Option<String>) {
     let places = |fixture: &Fixture| {
         let places = ["one", "two"].map(|name| fixture.directory(name));

@@ -17,7 +17,7 @@ const PROGRAM: &str = "/usr/local/bin/nacre";
 /// Where the units that are installed have it.
 const INSTALLED: &str = "/usr/bin/nacre";
 const GENERATOR: &str = "/lib/systemd/system-generators/systemd-fstab-generator";
-/// What findmnt says of every file system that is not there while it is being asked.
+/// Messages of findmnt for every file system that is not there while it is checked.
 const EXPECTED: [&str; 3] =
     ["unreachable source: ", "seems unsupported by the current kernel", "cannot detect on-disk filesystem type"];
 

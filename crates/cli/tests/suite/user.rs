@@ -1,5 +1,5 @@
-//! What an ordinary user gets: mounts through fusermount3, without any privilege. Run by root, each
-//! test runs again as nobody.
+//! Mounts of an ordinary user: through fusermount3, without any privilege. Run by root, each test
+//! runs again as nobody.
 
 use crate::mounting::cages::Cage;
 use crate::mounting::status::Status;
@@ -12,8 +12,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Whether the body of a test shall run in this process. As root, the test is run again in a
-/// process of nobody's, with a copy of the program that nobody can reach, and the answer is no.
+/// Returns whether the body of a test shall run in this process. As root, the test is run again in
+/// a process of nobody's, with a copy of the program that nobody can reach, and the result is
+/// false.
 fn as_user(test: &str) -> bool {
     if !can_mount() {
         return false;
@@ -89,7 +90,8 @@ fn the_command_returns_and_umount_ends_it() {
     });
 }
 
-/// Where fuse.conf forbids to show a mount to others, it is the user's own unless he asked for others.
+/// Where fuse.conf forbids to show a mount to other users, it is private unless the user asked for
+/// others.
 #[test]
 fn a_mount_that_others_may_not_see_is_the_users_own() {
     needs!(as_user("a_mount_that_others_may_not_see_is_the_users_own"));
@@ -138,8 +140,8 @@ fn a_mount_that_others_may_not_see_is_the_users_own() {
     }
 }
 
-/// The kernel drops an answer about the root that an invalidation overtakes: the first one is what
-/// lets anybody in.
+/// The kernel drops an answer about the root that an invalidation overtakes: without the first
+/// answer, no user may enter.
 #[test]
 fn a_fresh_mount_is_entered_while_its_source_changes() {
     needs!(as_user("a_fresh_mount_is_entered_while_its_source_changes"));

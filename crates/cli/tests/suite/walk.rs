@@ -1,16 +1,16 @@
-//! A walk through all verbs: refused, failed or killed, each leaves what was there before it, or
-//! what it makes, and nothing in between.
+//! A walk through all verbs: refused, failed or killed, each leaves the state before it, or its
+//! result, and nothing in between.
 //!
-//! The verbs are those of the program's own help, so that one without a row fails. A row is carried
-//! out as an ordinary user, while somebody sits in what is mounted, and to its end. What can be
-//! seen is looked at before and after: mounts, processes, pools with their file systems and
-//! properties, files, what is kept beside sockets and for later.
+//! The verbs are taken from the program's own help, so that a verb without a row fails. A row is
+//! carried out as an ordinary user, while a process is in the mounted directories, and to its end.
+//! All visible state is compared before and after: mounts, processes, pools with their file systems
+//! and properties, files, runtime files next to sockets and persistent state.
 //!
-//! With `NACRE_WALK_ROUNDS` it is a campaign as well: so many times for each row, kill -9 at some
-//! moment of the command, and of the processes behind it, and once without room. `NACRE_WALK_SEED`
-//! is another beginning, `NACRE_WALK_VERB` what the verbs begin with that are walked. Known to fail
-//! there: a `pool destroy` whose processes all die at one moment leaves the note of where the pool
-//! lay.
+//! With `NACRE_WALK_ROUNDS` it is a campaign as well: this number of times for each row, kill -9 at
+//! some moment of the command, and of the processes behind it, and once without space.
+//! `NACRE_WALK_SEED` is another seed, `NACRE_WALK_VERB` selects verbs by their beginning. Known to
+//! fail there: a `pool destroy` whose processes all die at one moment leaves the record of the
+//! pool's location.
 
 mod rows;
 mod scene;
@@ -57,7 +57,7 @@ fn every_verb_is_walked() {
     assert!(missing.is_empty() && unknown.is_empty(), "without a walk: {missing:?}; no verbs: {unknown:?}");
 }
 
-/// Walks all rows, and says at the end what each of them left.
+/// Walks all rows, and reports the remainders of each at the end.
 fn walk_all(rows: &[Row]) {
     needs!(as_root());
     let number = |name: &str| std::env::var(name).map_or(0, |value| value.parse::<u64>().expect(name));
@@ -103,7 +103,7 @@ fn file_systems_from_snapshots() {
     walk_all(rows::SNAPSHOTS);
 }
 
-/// What only asks changes nothing, killed or not: all of it on one scene.
+/// Verbs that only query change nothing, killed or not: all of them on one scene.
 #[test]
 fn questions() {
     needs!(as_root());

@@ -1,6 +1,6 @@
-//! The same commands on the real zfs-fuse and on nacre, called as `zfs`: what the one refuses the
-//! other refuses, and after each step everything uses the same space, but for what a format takes
-//! for itself. Where zfs-fuse is not installed there is nothing to compare with.
+//! The same commands on the real zfs-fuse and on nacre, called as `zfs`: both refuse the same
+//! commands, and after each step all objects use the same space, except for the overhead of the
+//! format. Skipped where zfs-fuse is not installed.
 //!
 //! The steps are in `zfs_compare/steps.txt`, calls whose exit codes are compared in `codes.txt`;
 //! `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// What formats may differ by, in bytes and as a share of the larger figure: indirect blocks,
-/// leaves, tables, what a pool's root keeps.
+/// Allowed difference between formats, in bytes and as a share of the larger figure: indirect
+/// blocks, leaves, tables, the content of a pool's root.
 const BYTES: u64 = 1 << 20;
 const SHARE: f64 = 0.02;
 
@@ -74,7 +74,7 @@ fn close(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= BYTES.max((a.max(b) as f64 * SHARE) as u64)
 }
 
-/// What differs in the figures after a step.
+/// Returns the differences in the figures after a step.
 fn differences(theirs: &Step, ours: &Step) -> Vec<String> {
     let mut wrong = Vec::new();
     let root = |step: &Step| step.figures.get(&("zc".to_owned(), "available".to_owned())).copied().unwrap_or_default();
@@ -140,9 +140,9 @@ fn figures_and_refusals_are_those_of_zfs() {
     assert!(differing.is_empty(), "{}", differing.join("\n"));
 }
 
-/// Sentences as they are compared: without the name by which we are called, and that of the pool, in
-/// advice; without what is told of sectors and scrubs; of a device in use in the words of today; and
-/// with blanks and breaks of lines all alike.
+/// Normalizes sentences for the comparison: without the name of the program, and of the pool, in
+/// advice; without lines about sectors and scrubs; devices in use in the words of current ZFS; and
+/// with uniform white space.
 fn words(said: &str) -> Vec<String> {
     let told = |line: &&str| !["scan:", "scrub:", "Defaulting to"].iter().any(|word| line.trim().starts_with(word));
     let text = said.lines().filter(told).collect::<Vec<_>>().join(" ").replace("nacre pool", "zpool");
@@ -191,7 +191,7 @@ fn both(steps: &str) -> (Vec<Step>, Vec<Step>) {
     (theirs, ours)
 }
 
-/// What differs between the two sides.
+/// Returns the differences between the two sides.
 fn compared() -> Vec<String> {
     let (theirs, ours) = both("steps.txt");
     assert!(theirs.iter().filter(|step| !step.done).count() > 20, "the other side refuses too little: does it run?");

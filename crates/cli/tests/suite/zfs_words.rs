@@ -1,5 +1,5 @@
-//! ZFS' words: what `zpool` and `zfs` are called with, and the shape in which programs that know
-//! only ZFS want their answers.
+//! ZFS' words: command lines of `zpool` and `zfs`, and the form of answers that programs for ZFS
+//! parse.
 
 use crate::mounting::{as_root, finish, is_mounted, nacre, needs, scratch, text};
 use serde_json::{Value, json};
@@ -46,14 +46,14 @@ impl Pool {
         finish(self.command(&program).args(words))
     }
 
-    /// What it prints, with `%` back again.
+    /// Runs a command that has to succeed; returns its output, with `%` in place of the name.
     fn done(&self, line: &str) -> String {
         let output = self.call(line);
         assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
         text(&output.stdout).replace(&self.name, "%")
     }
 
-    /// The exit code and what it says instead of doing it.
+    /// Runs a command that has to be refused; returns the exit code and the message.
     fn refused(&self, line: &str) -> (i32, String) {
         let output = self.call(line);
         assert!(!output.status.success(), "{line} succeeded: {}", text(&output.stdout));

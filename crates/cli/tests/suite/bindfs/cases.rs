@@ -1,4 +1,4 @@
-//! What each option does, as a shell script that looks at a mount, and what it has to print.
+//! Effects of each option: a shell script that inspects a mount, and its expected output.
 //!
 //! The scripts run in the mount, as root, with `$SRC` and `$MNT` set and these words: `st NAME`
 //! prints owner, group and mode; `as ID COMMAND...` runs a command as that user and group alone;
@@ -10,9 +10,9 @@ pub struct Case {
     pub option: &'static str,
     /// The words of the command line before the two paths.
     pub words: &'static [&'static str],
-    /// What is done in the mount.
+    /// Script that runs in the mount.
     pub script: &'static str,
-    /// What that prints.
+    /// Expected output of the script.
     pub wanted: &'static str,
     /// Whether bindfs 1.14.7 (Debian 12) has to print the same.
     pub rival: bool,
@@ -339,7 +339,7 @@ pub const CASES: &[Case] = &[
     case("-o auto_unmount", &["-o", "auto_unmount"], "cat file", "content", false),
     case("-o defaults", &["-o", "defaults,x-systemd.automount,nofail,_netdev"], "cat file", "content", false),
     case("-o nonempty", &["-o", "nonempty,big_writes,use_ino"], "cat file", "content", false),
-    // What bindfs does not have.
+    // Options that bindfs does not have.
     case(
         "--hide",
         &["--hide=*.key"],
@@ -400,7 +400,7 @@ pub const CASES: &[Case] = &[
     case("--log-file", &["--log-file=LOGFILE"], "cat file; test -e LOGFILE && echo there", "content\nthere", false),
 ];
 
-/// Options that print something and mount nothing: the words, and what the text contains.
+/// Options that print something and mount nothing: the arguments, and a part of the expected text.
 pub const PRINTING: &[(&str, &[&str], &str)] = &[
     ("-h", &["-h"], "--force-user"),
     ("--help", &["--help"], "--force-user"),

@@ -8,15 +8,15 @@ use super::{Machine, SECRET, TREE};
 use crate::mounting::{as_root, eventually, finish, needs, pools::Yard, sh, text};
 use crate::s3_server::Moto;
 
-/// A pool in such a store.
+/// A pool in a store that is not S3.
 struct There {
     yard: Yard,
     name: String,
     at: PathBuf,
     address: String,
-    /// What leads there.
+    /// Options for the access to the store.
     way: Vec<String>,
-    /// What nothing may show.
+    /// Secret that no output may contain.
     secret: String,
 }
 

@@ -1,5 +1,5 @@
-//! Readers of a pool that another process writes to: they follow it, and their kernels know what has
-//! changed, and only that.
+//! Readers of a pool that another process writes to: they follow it, and invalidate exactly the
+//! changed files in their kernels.
 
 use std::{
     fs::{self, File},
@@ -47,7 +47,7 @@ impl Followed {
         Followed { yard, reader, at, there }
     }
 
-    /// The writer does something, and the reader sees what comes of it.
+    /// Changes something as the writer, and waits until the reader sees the result.
     #[track_caller]
     fn follows(&self, what: &str, change: impl FnOnce(), seen: impl FnMut() -> bool) {
         change();

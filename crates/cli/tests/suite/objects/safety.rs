@@ -1,5 +1,5 @@
-//! What a machine says when a bucket is not what it was: older than it has seen it, out of reach, full of what others
-//! have put there, or without a log beside it.
+//! Messages of a machine whose bucket is not as expected: older than it was before, unreachable,
+//! full of foreign objects, or without its local log.
 
 use std::fs;
 

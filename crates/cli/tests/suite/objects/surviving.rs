@@ -1,5 +1,5 @@
-//! Pools in object stores that outlive the process that owns them: killed under writers, with each log, while the
-//! store is away, and while another machine takes the pool over.
+//! Pools in object stores that survive the process that owns them: killed under writers, with each
+//! kind of log, while the store is unreachable, and while another machine takes the pool over.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -28,7 +28,7 @@ impl InBucket {
         u32::try_from(self.survives()["guardian"].as_u64().expect("a guardian")).unwrap()
     }
 
-    /// What its processes had to say that was wrong.
+    /// Returns the errors in the log of its processes.
     fn log(&self) -> String {
         fs::read_to_string(self.yard.runtime().join(format!("{}.log", self.name))).unwrap_or_default()
     }
@@ -50,7 +50,8 @@ fn strike(guardian: u32, before: u32) -> u32 {
     found.unwrap()
 }
 
-/// Makes files until it is told to end; each is written in two parts, and some are synced. How many were answered.
+/// Creates files until `ends` is set; each is written in two parts, and some are synced. Returns
+/// the number of acknowledged files.
 fn work(at: &Path, synced: bool, ends: &AtomicBool) -> u64 {
     for number in 0.. {
         if ends.load(Ordering::SeqCst) {

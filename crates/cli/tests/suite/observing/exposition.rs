@@ -1,8 +1,8 @@
 //! A strict reader of Prometheus' text format (exposition format 0.0.4), for tests.
 //!
-//! It refuses what promtool or Prometheus would refuse, and what would be a mistake of ours:
-//! samples without a type, families in two places, the same series twice, histograms that go down
-//! or whose sums are missing.
+//! It refuses input that promtool or Prometheus would refuse, and likely mistakes of nacre: samples
+//! without a type, families in two places, the same series twice, histograms that decrease or whose
+//! sums are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,7 +53,8 @@ fn is_name(text: &str) -> bool {
     text.starts_with(start) && text.chars().all(|letter| start(letter) || letter.is_ascii_digit())
 }
 
-/// The labels of a sample, from after the brace; what is left after the other one.
+/// Parses the labels of a sample from after the opening brace; returns the text after the closing
+/// one, too.
 fn labels(mut rest: &str) -> Result<(Labels, &str), String> {
     let mut found: Labels = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! Pools that change their shape in use: under load, with the process killed and a device lost in
-//! between; and what cannot be done.
+//! Topology changes of pools in use: under load, with the process killed and a device lost in
+//! between; and impossible changes.
 
 use super::*;
 
@@ -14,7 +14,7 @@ impl Grouped {
         self.devices.retain(|path| path.to_str() != Some(gone));
     }
 
-    /// What is told of the change of shape that is under way, or was last.
+    /// Returns the report of the running or last topology change.
     fn change(&self) -> String {
         let status = self.status();
         let words = ["remove:", "expand:", "convert:", "rebalance:"];
@@ -23,8 +23,8 @@ impl Grouped {
     }
 }
 
-/// Loads run while a change begins; a device is lost where that may be, the process is killed; then the
-/// change goes on to its end by itself.
+/// Runs loads while a change begins; a device is lost where redundancy allows it, the process is
+/// killed; then the change finishes by itself.
 fn through(
     pool: &mut Grouped,
     (loads, kept, random): (&mut Vec<Box<dyn Load>>, &Kept, &mut Random),

@@ -1,6 +1,6 @@
 //! The rows of the walk: every verb of the program at least once.
 
-/// One command and what it is carried out on.
+/// A command and the scene that it is carried out on.
 pub struct Row {
     /// The verb, as the help has it.
     pub verb: &'static str,
@@ -12,8 +12,8 @@ pub struct Row {
     pub pool: bool,
     /// It has to be refused.
     pub refused: bool,
-    /// It is made to be gone on with: what is killed leaves a part, and the same command again
-    /// makes it whole.
+    /// Whether the command can be resumed: a killed run leaves a part, and the same command again
+    /// completes it.
     pub again: bool,
 }
 
@@ -183,7 +183,7 @@ pub const SNAPSHOTS: &[Row] = &[
     pool("fs restore", "echo three >pool/a/one", "fs restore pool/a/one@s"),
 ];
 
-/// What only asks.
+/// Rows of verbs that only query.
 pub const QUESTIONS: &[Row] = &[
     row("status", "", "status"),
     row("top", "", "top --once m"),

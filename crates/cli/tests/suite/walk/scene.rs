@@ -1,5 +1,5 @@
-//! What a verb is walked on: directories, mounts over them and a pool in a scratch directory, and
-//! all of it that can be seen.
+//! The scene of a verb: directories, mounts over them and a pool in a scratch directory, and all of
+//! its visible state.
 
 use crate::mounting::{
     Reaped, can_mount, eventually, finish, is_gone, kill, mount_table, mounts_below, nacre, pools::Yard, text,
@@ -17,10 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What can be seen, one fact a line, without what is another one each time.
+/// Visible state, one fact a line, without values that differ in each run.
 pub type Look = BTreeSet<String>;
 
-/// What is in one and not in the other.
+/// Describes the facts that are in only one of two states.
 pub fn difference(a: &Look, b: &Look) -> String {
     let only = |sign: &str, one: &Look, other: &Look| {
         one.difference(other).map(|line| format!("    {sign} {line}\n")).collect::<String>()
@@ -28,12 +28,12 @@ pub fn difference(a: &Look, b: &Look) -> String {
     only("-", a, b) + &only("+", b, a)
 }
 
-/// What every scene has before its own preparation.
+/// Preparation that every scene has before its own.
 const GROUND: &str =
     "mkdir source source/d upper lower other work at state && echo content >source/a && head -c 300000 /dev/zero >source/d/b
     echo upper >upper/u && echo lower >lower/l && echo other >other/o && mkdir lower/d && echo deep >lower/d/deep";
 
-/// The pool that a scene may have: file systems, snapshots, a clone, what is held and remembered.
+/// The optional pool of a scene: file systems, snapshots, a clone, holds and bookmarks.
 const POOL: &str =
     "nacre pool create --size 128M -m $PWD/pool $P image && nacre fs create $P/a && echo one >pool/a/one && nacre fs snapshot $P/a@s
     echo two >pool/a/two && nacre pool sync $P";
@@ -42,9 +42,10 @@ const POOL: &str =
 pub struct Scene {
     yard: Yard,
     pool: Option<String>,
-    /// A name that is nobody else's: the pool's, or that of a process for several mounts.
+    /// A unique name: of the pool, or of a process for several mounts.
     unique: String,
-    /// Processes that were seen: what they leave beside sockets is theirs by its name.
+    /// Processes that were seen: their runtime files next to sockets are identified by their
+    /// process ids.
     seen: RefCell<BTreeSet<u32>>,
 }
 
@@ -88,7 +89,7 @@ impl Scene {
         self.pool.clone().unwrap_or_default()
     }
 
-    /// Carries a command of the program out; its exit code and what it says.
+    /// Runs a command of the program; returns its exit code and its output.
     pub fn run(&self, words: &str) -> (Option<i32>, String) {
         let output = finish(&mut self.shell(&format!("exec nacre {words}")));
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
@@ -137,7 +138,7 @@ impl Scene {
             .collect()
     }
 
-    /// What a user does after a crash: takes away what is dead, and imports the pool again.
+    /// Recovers as a user does after a crash: removes dead mounts, and imports the pool again.
     pub fn recover(&self) {
         self.run("status");
         self.run("cage list");
@@ -160,8 +161,8 @@ impl Scene {
         }
     }
 
-    /// Makes the union of the preparation once more, as its user will: what was being built when
-    /// its process died goes then.
+    /// Mounts the union of the preparation again, as its user will: the partial results of a killed
+    /// process are removed then.
     pub fn mount_union_again(&self, prepare: &str) {
         if let Some((_, words)) = prepare.rsplit_once("nacre union ") {
             self.run(&format!("union {words}"));
@@ -185,7 +186,7 @@ impl Scene {
             .collect()
     }
 
-    /// Takes away all room: of the pool, or of the place for what is kept for later.
+    /// Uses up all space: of the pool, or of the directory of persistent state.
     pub fn fill(&self) {
         let script = if self.pool.is_some() {
             "head -c 200M /dev/urandom >pool/.filler 2>/dev/null || true; nacre pool sync $P"
@@ -195,7 +196,7 @@ impl Scene {
         finish(&mut self.shell(script));
     }
 
-    /// A text without what is another one each time.
+    /// Returns a text without values that differ in each run.
     fn plain(&self, text: &str) -> String {
         let text = text.replace(&self.yard.place.path().display().to_string(), "@");
         let text = text.replace(&self.unique, "%");

@@ -1,4 +1,4 @@
-//! How a row is walked: what it may leave, whatever happens to it.
+//! The walk of a row: its allowed remainders, whatever happens to it.
 
 use super::{
     rows::Row,
@@ -7,10 +7,10 @@ use super::{
 use crate::crashing::Random;
 use std::time::{Duration, Instant};
 
-/// How long processes that go on without the command that started them may take.
+/// Maximum time for processes that continue without the command that started them.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What may be there after a row.
+/// States that may be there after a row.
 struct Ends {
     before: Look,
     after: Look,
@@ -18,10 +18,10 @@ struct Ends {
     after_bare: Look,
 }
 
-/// Whether there is nothing more than this but empty directories: places to mount on, which are
-/// made before and removed after what is mounted there, in another file system (ZFS leaves them as
-/// well; the next mount takes them), and those that a union makes on its branches before it is
-/// mounted, and keeps there.
+/// Returns whether `now` has nothing in addition to `end` but empty directories: mount points,
+/// which are created before and removed after the mount, in another file system (ZFS leaves them as
+/// well; the next mount uses them), and directories that a union creates on its branches before it
+/// is mounted, and keeps there.
 fn is_but_for_directories(now: &Look, end: &Look) -> bool {
     let is_place = |line: &String| line.contains(" 40755 0:0 0 ");
     let is_unions = |line: &String| {
@@ -32,12 +32,13 @@ fn is_but_for_directories(now: &Look, end: &Look) -> bool {
         && now.difference(end).all(|line| line.starts_with("file ") && (is_place(line) || is_unions(line)))
 }
 
-/// Without the accounts of cages: a cage says that they cannot be saved, and goes on.
+/// Returns the state without the accounting of cages: a cage reports that it cannot be saved, and
+/// continues.
 fn without_accounts(look: &Look) -> Look {
     look.iter().filter(|line| !line.contains("/state/cage/")).cloned().collect()
 }
 
-/// Waits until what is seen is one of these; what it is instead.
+/// Waits until the visible state is one of these; returns the difference where it is not.
 fn settle(scene: &Scene, ends: &[&Look]) -> Option<String> {
     settle_as(scene, ends, |now, end| now == end)
 }
@@ -60,7 +61,7 @@ fn settle_as(scene: &Scene, ends: &[&Look], is: impl Fn(&Look, &Look) -> bool) -
     }
 }
 
-/// Walks it, with so many deaths; what was wrong.
+/// Walks the row with this number of deaths; returns the violations.
 pub fn walk(row: &Row, rounds: u64, random: &mut Random) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut fault = |what: &str, told: String| wrong.push(format!("{} {what}: {told}", row.command));
