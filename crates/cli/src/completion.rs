@@ -204,8 +204,8 @@ fn in_list(typed: &OsStr, words: Vec<String>) -> Vec<String> {
     words.into_iter().map(|word| format!("{before}{word}")).collect()
 }
 
-/// Returns the names in a file such as passwd(5). Directories on the network are not asked: that
-/// may take long, and holds processes that wait for them.
+/// Returns the names in a file such as passwd(5). Directory services on the network are not asked:
+/// they may take long, and block every user of a shell.
 fn names_in(file: &str) -> Vec<String> {
     let text = std::fs::read(file).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -96,7 +96,7 @@ pub fn hint_at_other_users(view: &View, mountpoints: &[PathBuf]) {
     if foreign == 0 || was_hinted() {
         return;
     }
-    // A hint that nobody can read is not worth failing for.
+    // A hint that cannot be written is no failure.
     let _ = writeln!(
         std::io::stderr(),
         "nacre: {foreign} mounts of other users: --all-users asks the processes that serve them"

@@ -17,7 +17,7 @@ fn os(arguments: &[&str]) -> Vec<OsString> {
     arguments.iter().map(OsString::from).collect()
 }
 
-/// The plan of a mount, or what it was instead.
+/// Returns the plan of a mount; panics for another plan.
 fn mount(plan: Plan) -> MountPlan {
     match plan {
         Plan::Mount(plan) => *plan,

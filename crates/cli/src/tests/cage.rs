@@ -1,4 +1,4 @@
-//! The command line of cages: what it takes, what it refuses, and what fstab writes.
+//! The command line of cages: accepted and refused options, and lines of fstab.
 
 use super::os;
 use crate::{
@@ -200,7 +200,7 @@ fn fstab_has_a_word_for_it() {
     assert!(planned(mount(&["cage:/d", "/d"]).unwrap()).engine_by_default);
     assert!(mount(&["cage:/d", "/d", "-o", "engine=fuse"]).unwrap_err().what.contains("--size is needed"));
     assert!(mount(&["cage:", "/d", "-o", "size=1G"]).unwrap_err().what.contains("DIR is needed"));
-    // A mirror limits nothing, and says so.
+    // A mirror has no limits, and refuses their options.
     for failure in [
         mount(&["/d", "/m", "-o", "size=10G"]).unwrap_err(),
         personality::bindfs("bindfs", os(&["--size=10G", "/d", "/m"])).unwrap_err(),

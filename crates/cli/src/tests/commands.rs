@@ -1,4 +1,4 @@
-//! Our own command line: the table is sound, and `mirror` understands what `bindfs` does.
+//! Our own command line: the table is valid, and `mirror` understands the options of `bindfs`.
 
 use super::{line, mount, os};
 use crate::{

@@ -1,4 +1,4 @@
-//! Every option of the table: what it sets, in each of its spellings.
+//! Every option of the table: the settings that it changes, in each of its spellings.
 
 use super::{bare, os};
 use crate::{
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 type Edit = fn(&mut Settings);
 
-/// Option, a value for it, what it sets.
+/// Option, a value for it, and the change of the settings.
 const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::ForceUser, "5", |s| s.remap.force_user = Some("5".into())),
     (Opt::ForceGroup, "adm", |s| s.remap.force_group = Some("adm".into())),

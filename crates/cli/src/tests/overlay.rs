@@ -1,4 +1,4 @@
-//! fuse-overlayfs' command line: what becomes of each word.
+//! fuse-overlayfs' command line: the effect of each word.
 
 use super::os;
 use crate::{overlay::overlay, plan::Plan};

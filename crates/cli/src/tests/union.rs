@@ -1,4 +1,4 @@
-//! The command line of unions: what it takes, what it refuses, and what fstab writes.
+//! The command line of unions: accepted and refused options, and lines of fstab.
 
 use super::{line, mount, os};
 use crate::{

@@ -165,7 +165,7 @@ fn a_logger_with_an_old_descriptor_is_stopped_at_the_edge() {
             assert_eq!(fs::metadata(fixture.below("log")).unwrap().len(), accepted);
             assert!(fs::read(fixture.below("log")).unwrap().iter().all(|byte| *byte == b'x'));
             assert_eq!(data(&fixture.source), MIB);
-            // Room again: it goes on, with the same kind of descriptor.
+            // With free space again, writing continues, with the same kind of descriptor.
             let mut log = OpenOptions::new().append(true).open(fixture.at("log")).unwrap();
             fs::remove_file(fixture.at("other")).unwrap();
             eventually("the other file is gone", || Cage::of(&fixture, &fixture.mountpoint).number("used") == part);
@@ -341,7 +341,8 @@ fn an_end_with_open_files_comes_with_the_last_of_them() {
     let mut log = OpenOptions::new().append(true).create(true).open(place.join("log")).unwrap();
     fixture.signal(Signal::TERM);
     eventually("detached", || !is_mounted(&place));
-    // It holds for whoever is left; a second cage beside it would not know.
+    // The limit holds for the processes that still use the mount; a second cage next to it would
+    // not know of them.
     assert_eq!(fill(&mut log, 4096), (MIB, ENOSPC));
     let output = fixture.nacre([OsStr::new("cage"), OsStr::new("--size=2M"), place.as_os_str()]);
     assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
@@ -416,7 +417,8 @@ fn what_only_other_mount_namespaces_hold_is_detached() {
         (&told.0["attached"], told.number("pid"), told.number("limit")),
         (&true.into(), u64::from(second), 2 * MIB)
     );
-    // A command says that it goes on elsewhere, and ends it there when asked again.
+    // A command reports a mount that remains in other namespaces, and ends it there when called
+    // again.
     let elsewhere = crate::mounting::Namespace::holding(&place);
     let umount = || fixture.nacre([OsStr::new("umount"), place.as_os_str()]);
     let output = umount();
@@ -732,7 +734,7 @@ fn the_oldest_goes_first() {
             names
         };
         assert_eq!(names(), ["app.log", "app.log.1", "audit.log.9", "web.log.1.gz"], "{writes}");
-        // It goes on and on, and the host never holds more.
+        // Writing continues, and the host never holds more.
         for _ in 0..40 {
             log.write_all(&zeros(100_000)).unwrap();
             assert!(data(&fixture.source) <= MIB, "{writes}");

@@ -178,12 +178,12 @@ fn an_image_limits_and_grows_and_comes_back() {
         assert_eq!(place.status(&directory)["attached"].as_bool(), Some(false));
         let told = place.refused(1, &["cage", "--engine=loop", "--size=1G"], &directory, &[]);
         assert!(told.contains("nacre cage resize"), "{told}");
-        // Nobody has to say what it was made with.
+        // The options of the creation need not be repeated.
         place.done(&["cage"], &directory, &[]);
         assert_eq!(mount_entry(&directory).unwrap().0, kind);
         unharmed(&directory);
         place.refused(2, &["cage", "remove"], &directory, &[]);
-        // The way of fstab, as the status tells it.
+        // Mounting by fstab's line, as the status prints it.
         place.done(&["umount"], &directory, &[]);
         let status = place.status(&directory);
         let notes: Vec<&str> = status["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();

@@ -133,7 +133,7 @@ fn the_limit_holds_for_every_call() {
     assert!(fallocate(&other, FallocateFlags::empty(), 0, MIB).is_err());
     drop((there, other, file));
     assert_eq!(data(&fixture.source), 32 * MIB);
-    // With room again, nobody asks any more.
+    // With free space again, opens are no requests any more.
     resize(&fixture, "4T");
     fs::write(fixture.at("large"), zeros(40 * MIB)).unwrap();
     assert_eq!(fs::metadata(fixture.below("large")).unwrap().len(), 40 * MIB);

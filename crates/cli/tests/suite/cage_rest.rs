@@ -62,7 +62,7 @@ fn fits(file: std::io::Result<File>) -> bool {
 #[test]
 fn a_cage_that_nobody_asks_hears_only_of_its_own_files_and_its_limit_holds_all_the_same() {
     needs!(as_root());
-    // One after the other: who asks for the state of one cage asks all.
+    // One after the other: a request for the state of one cage asks all cages.
     for (what, sees) in FIRST {
         let fixture = cage();
         fs::write(fixture.at("known"), "1").unwrap();
@@ -86,7 +86,7 @@ fn a_cage_that_is_read_while_it_rests_goes_on_hearing_what_others_do() {
     let fixture = cage();
     assert_eq!(fs::read(fixture.at("deep/deeper/there")).unwrap().len() as u64, MIB);
     rested(&fixture);
-    // A look-up of what nobody knows wakes the watch, and not the books.
+    // A lookup of an unknown name wakes the watch, and not the accounting.
     assert!(fs::metadata(fixture.at("unknown")).is_err());
     assert!(marked_file_systems(fixture.pid()) > 0);
     fs::write(fixture.below("unknown"), "now").unwrap();
@@ -94,7 +94,7 @@ fn a_cage_that_is_read_while_it_rests_goes_on_hearing_what_others_do() {
     fs::write(fixture.below("deep/deeper/there"), megabytes(3)).unwrap();
     eventually("the new size is seen", || fs::metadata(fixture.at("deep/deeper/there")).unwrap().len() == 3 * MIB);
     eventually("what has grown is booked", || used(&fixture.mountpoint) >= 3 * MIB);
-    // Somebody who writes keeps it awake.
+    // A writer keeps it awake.
     rested(&fixture);
     let mut writer = File::create(fixture.at("written")).unwrap();
     for _ in 0..4 {

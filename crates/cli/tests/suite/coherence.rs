@@ -139,7 +139,7 @@ fn a_mount_without_opens_is_as_true_as_one_with() {
     fs::rename(fixture.below("file"), fixture.below("directory/moved")).unwrap();
     fs::write(fixture.below("directory/moved"), "newer").unwrap();
     eventually("new content of a file that has moved", || content(&mut open).unwrap() == b"newer");
-    // Nobody watches: files are opened by requests, and each open shows what there is.
+    // Without a watch, files are opened by requests, and each open shows the current content.
     let revalidated = warmed(&["--coherence=revalidate", "--no-open"]);
     assert_eq!(Status::of(&revalidated.mountpoint).asks_at_open(), Some("others may change files unnoticed"));
     fs::write(revalidated.below("file"), "now").unwrap();
@@ -162,7 +162,7 @@ fn a_source_that_nobody_asks_for_shows_each_change_soon() {
         rested(&fixture);
         change(&fixture);
         eventually(what, || seen(&fixture));
-        // Also once everything is heard again, and then not.
+        // Also once all events are received again, and then not.
         rested(&fixture);
         fs::write(fixture.below("later"), "later").unwrap();
         eventually("a later name", || fs::read(fixture.at("later")).is_ok_and(|content| content == b"later"));
@@ -183,14 +183,14 @@ fn a_mount_that_nobody_asks_hears_only_of_its_own_files() {
         mode(0o640);
         let before = heard();
         busy(&fixture.source.with_file_name("elsewhere"), 10_000);
-        // What happened before has been heard by then.
+        // Earlier events have been received by then.
         mode(0o600);
         let after = heard();
         assert!(after - before < 100, "{before} changes heard, then {after}");
         // A name that the kernel has just dropped is looked for again, which ends it.
         marked_file_systems(fixture.pid()) == 0
     });
-    // A name that nobody knows yet.
+    // A name that the kernel does not know yet.
     assert!(fs::metadata(fixture.at("directory/unknown")).is_err());
     assert!(marked_file_systems(fixture.pid()) > 0);
 }
@@ -457,7 +457,7 @@ fn a_directory_that_has_just_been_made_below_can_be_mounted_on() {
         fs::create_dir(fixture.below(name)).unwrap();
         mount_inside(&fixture.at(name));
     }
-    // Whatever was told is told in order.
+    // Notifications keep their order.
     fs::write(fixture.below("directory/last"), "").unwrap();
     eventually("the last name", || fs::metadata(fixture.at("directory/last")).is_ok());
     let left: Vec<&String> = names.iter().filter(|name| fs::metadata(fixture.at(name).join("mark")).is_err()).collect();

@@ -259,7 +259,7 @@ fn commands_of_the_field_are_found() {
         assert!(code == 2 && out.is_empty() && error.contains(tip), "{command}: {code} {error}");
         assert!(error.contains(&format!("unrecognized command '{command}'")), "{error}");
     }
-    // Below another command the word has no such meaning.
+    // Below another command the word has another meaning.
     for words in [&["cage", "create"][..], &["union", "snapshot"], &["pool", "unmount"]] {
         let (code, _, error) = outcome(&run("nacre", scratch.path(), words));
         assert!(

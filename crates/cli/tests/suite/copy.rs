@@ -157,7 +157,7 @@ fn an_ordinary_user_copies_what_he_may() {
         "stat -c '%n %U %a' d/program d/closed d/closed/a | sed 's/UNKNOWN/user/'; [ d/b -ef d/closed/a ]",
     );
     assert_eq!(listed, "d/program user 755\nd/closed user 555\nd/closed/a user 644\n");
-    // Readable now: the copy goes on, through a directory that its owner may not write to.
+    // Readable now: the copy continues, through a directory that its owner may not write to.
     sh(
         place.path(),
         "chmod 644 s/secret; chmod 755 s/closed; echo new >s/closed/new; chown 1234:1234 s/closed/new; chmod 555 s/closed",

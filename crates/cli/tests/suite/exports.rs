@@ -358,7 +358,7 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     assert_eq!(nfs4("nfs-cat", &pool.at("dir/four")).unwrap(), fs::read(pool.at("dir/four")).unwrap());
     assert_eq!(fs::read(pool.at("dir/four")).unwrap(), b"by NFSv4");
     let _ganesha = hold_and_lock(&pool, ganesha);
-    // The server holds the mount; it lets go of it, and takes it up again.
+    // The server holds the mount; it releases it, and opens it again.
     let read = |name: &str| nfs("nfs-cat", &pool.at(name));
     // What a client holds open in a file system that was shared when it was mounted.
     fs::write(pool.at("below/held"), "held").unwrap();
@@ -409,7 +409,7 @@ fn nfs_clients_see_what_is_there_whatever_becomes_of_the_pool() {
     pool.die();
     held("another process goes on");
     whole("another process goes on", "below/file");
-    // Who is shared changes with the mounts.
+    // The exports change with the mounts.
     pool.nacre(&["fs", "rename", "%/below", "%/moved"]);
     eventually("the new place", || nfs("nfs-cat", &pool.at("moved/file")).is_some_and(|content| content == b"below"));
     pool.nacre(&["fs", "unshare", "%/moved"]);

@@ -306,7 +306,7 @@ fn another_mount_namespace_is_told() {
     let (code, said) = apart("mount.fuse.nacre", &[&format!("fs:{b}"), at.to_str().unwrap(), "-o", "rw"]);
     assert!(code == 32 && said.contains("another mount namespace"), "{said}");
     assert!(!is_mounted(&at));
-    // Whoever imports it mounts it for himself.
+    // The file systems are mounted in the mount namespace of the importing process.
     pool.nacre(&["pool", "export", &pool.name]);
     let seen = format!(
         "{0} pool import -d {1} {2} && mountpoint -q {3} && {0} fs unmount {4} && {0} fs mount {4} && {0} pool export {2}",

@@ -99,7 +99,7 @@ fn life(root: &Path, remount: &mut dyn FnMut()) -> Vec<(&'static str, BTreeMap<S
     sh(root, "rm other/moved/file d/fifo d/link; rmdir other/moved/deep");
     told.push(("removed, one of them open", all_said(root, &handles)));
     drop(open);
-    // The end of an open file may be told of a little later.
+    // The daemon may be notified of the last close a little later.
     crate::mounting::eventually("the end of the file", || said(root, &handles["d/e/file"]) == ESTALE);
     told.push(("closed", all_said(root, &handles)));
     sh(root, "for i in $(seq 100); do echo new >other/n$i; mkdir other/d$i; done");
@@ -129,7 +129,7 @@ fn handles_are_what_they_are_on_xfs() {
     type Again = fn(&Pool);
     let ways: [(&str, Again); 4] = [
         ("evicted", |pool| {
-            // Names and inodes that nobody uses; those of dirty files stay.
+            // Unused names and inodes; those of dirty files stay.
             pool.nacre(&["pool", "sync", "%"]);
             fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
         }),
@@ -214,7 +214,7 @@ fn no_handle_leads_to_another_file_after_a_crash_or_a_rollback() {
         expected.into_iter().map(|(name, said)| (name.to_owned(), said.to_owned())).collect();
     assert_eq!(all_said(&root, &before), expected);
     assert!(after.values().all(|handle| said(&root, handle) == ESTALE), "{:?}", all_said(&root, &after));
-    // Whoever had it open before has nothing more of it.
+    // A descriptor that was open before reads no more of it.
     assert!((&held).read(&mut [0; 4]).is_err());
     drop(held);
     append(&root.join("changed"), "again\n");
@@ -248,7 +248,7 @@ fn handles_lead_into_snapshots_as_long_as_there_are_any() {
     }
     assert_eq!(all_said(&root, &handles), expected);
     let file = &handles[".zfs/snapshot/one/d/e/file"];
-    // Nobody is let in.
+    // No user is let in.
     pool.nacre(&["fs", "set", "snapdir=disabled", "%"]);
     pool.nacre(&["fs", "unmount", "%"]);
     pool.nacre(&["fs", "mount", "%"]);

@@ -480,7 +480,7 @@ fn a_killed_daemon_leaves_the_source_whole() {
             crate::mounting::kill(reader.pid(), Signal::KILL);
         });
         assert_eq!(fixture.ended(), None, "the daemon died of the signal");
-        // Its rings may outlive the process by a moment.
+        // Its rings may exist for a moment longer than the process.
         eventually("the mount is dead", || errno(fs::metadata(fixture.at("never asked for"))) == ENOTCONN);
         assert_eq!(errno(fs::File::open(fixture.at("0-0"))), ENOTCONN);
         assert_eq!(errno(fs::write(fixture.at("new"), "x")), ENOTCONN);
@@ -623,7 +623,7 @@ fn a_full_file_system_is_told() {
         assert_eq!(errno(result), 28, "{options:?}");
         drop(file);
         fs::remove_file(fixture.at("file")).unwrap();
-        // The room is free when the daemon has closed the file, which nobody waits for.
+        // The space is free when the daemon has closed the file, which no caller waits for.
         eventually("there is room again", || fs::write(fixture.at("small"), "fits").is_ok());
         assert_eq!(fs::read(fixture.below("small")).unwrap(), b"fits");
     }
@@ -668,8 +668,8 @@ fn a_hundred_thousand_visited_files_cost_little_memory() {
     // them at will.
     let idle = memory(fixture.pid(), "RssAnon");
     assert!(idle < 10 * 1024, "an idle daemon takes {idle} KiB");
-    // The kernel may forget files at any time, as when somebody has it drop its caches: then they
-    // are visited again.
+    // The kernel may forget inodes at any time, as when its caches are dropped: then they are
+    // visited again.
     let (mut visited, mut inodes) = (0, 0);
     eventually("every file is known", || {
         sh(&fixture.mountpoint, "find . -type f -size +1k | wc -l");
@@ -726,8 +726,8 @@ fn users_of_a_stuck_daemon_are_freed_by_its_end() {
 #[test]
 fn users_of_a_stuck_daemon_are_freed_by_force() {
     needs!(as_root());
-    // Over io_uring, requests wait for the daemon's own threads to be let go, and only its end (as
-    // above) helps.
+    // Over io_uring, requests wait until the daemon's own threads are released, and only its end
+    // (as above) helps.
     let (mut fixture, mut waiters) = stuck(&["--transport=device"]);
     let output = run("umount", [Path::new("-f"), Path::new("-l"), &fixture.mountpoint]);
     assert!(output.status.success(), "{}", crate::mounting::text(&output.stderr));
@@ -882,7 +882,7 @@ fn opens_wait_for_leases_as_natively() {
     }
 }
 
-/// Who is shown as the owner of root's files gets no program that runs as root below.
+/// The user who is shown as the owner of root's files gets no program that runs as root below.
 #[test]
 fn set_id_bits_belong_to_owners_below() {
     needs!(as_root());

@@ -117,7 +117,7 @@ fn a_busy_mount_ends_by_signal_too() {
     let mut fixture = Fixture::mirror(&[]);
     let file = fs::File::create(fixture.at("file")).unwrap();
     fixture.signal(Signal::TERM);
-    // It detaches itself: nobody new gets in, and it ends no later than its last user.
+    // It detaches itself: no process can enter any more, and it ends no later than its last user.
     eventually("detached", || !is_mounted(&fixture.mountpoint));
     drop(file);
     assert_eq!(fixture.ended(), Some(0));
@@ -304,8 +304,8 @@ fn only_changes_of_the_source_are_counted() {
     for number in 0..500 {
         fs::write(elsewhere.join(number.to_string()), "content").unwrap();
     }
-    // Changes are heard of in their order. Where more happens on the file system, by whomever, than
-    // a slow machine can hear, some are lost, which is told as a change of everything.
+    // Changes are reported in their order. Where the file system has more events, of any process,
+    // than a slow machine can read, some are lost, which is reported as a change of everything.
     fs::write(fixture.below("file"), "changed").unwrap();
     eventually("the change is heard of", || told() != before);
     let [counted, _] = told();
@@ -582,7 +582,7 @@ fn an_idmapped_mount_can_be_put_on_top() {
     match idmapped_bind(&fixture.mountpoint, &upper) {
         Ok(()) => {
             assert_eq!(fs::metadata(upper.join("file")).unwrap().uid(), 5000);
-            // Who is 5000 above is root below.
+            // User 5000 of the mount is root below.
             let (code, said) = crate::mounting::sh_as(&upper, 5000, 5000, "", "echo x > new && stat -c %u:%g new");
             assert_eq!((code, said.trim()), (0, "5000:5000"));
             assert_eq!(fs::metadata(fixture.below("new")).unwrap().uid(), 0);
@@ -733,7 +733,7 @@ fn a_daemon_that_ends_takes_its_mount_along_wherever_that_has_been_moved() {
         fs::create_dir(other.join("y")).unwrap();
         rustix::mount::mount("none", other.join("y"), "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
         fixture.start(words, source.as_ref(), &user.join("x/y"));
-        // Whoever may change the directory above the mount moves it away, and puts a link to
+        // A user who may change the directory above the mount moves it away, and puts a link to
         // another mount there.
         fs::rename(user.join("x"), user.join("z")).unwrap();
         std::os::unix::fs::symlink(&other, user.join("x")).unwrap();

@@ -111,7 +111,7 @@ fn a_tree_in_a_bucket_survives() {
     nacre(&["pool", "scrub", "-w", "%"]);
     assert!(pool.status().contains(" with 0 errors on "), "{}", pool.status());
     assert!(nacre(&["pool", "check", "%"]).starts_with("no problems: "));
-    // What was asked of the store is told.
+    // The status reports the requests to the store.
     let json: serde_json::Value = serde_json::from_str(&nacre(&["pool", "status", "--json", "%"])).unwrap();
     let asked = &json["pools"][name]["vdevs"][name]["vdevs"]["s3://pools/one/tank"];
     assert_eq!(asked["vdev_type"], "bucket");
@@ -157,7 +157,7 @@ fn nacre_words() -> String {
 fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     needs!(as_root());
     let pool = InBucket::made(&["-o", "log=remote"]);
-    // Busy, and replies are lost: nobody notices.
+    // Busy, and replies are lost: no error reaches users.
     pool.moto.weather(Weather::Foul);
     pool.sh(TREE);
     for round in 0..5 {
@@ -177,11 +177,11 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
         thread::sleep(std::time::Duration::from_secs(6));
         pool.moto.requests() == before
     });
-    // Nobody is there: whoever syncs waits, and goes on when somebody is.
+    // The store is unreachable: a sync waits, and continues when the store is reachable.
     pool.moto.weather(Weather::Closed);
     let at = pool.at.clone();
     let waiting = thread::spawn(move || sh(&at, "echo late > late; sync late"));
-    // That is told before anything is given up.
+    // The status reports it before the pool is given up.
     eventually("silence", || pool.status().contains("no answer for "));
     let status = pool.status();
     assert!(status.contains("state: ONLINE") || status.contains("everybody waits"), "{status}");
@@ -194,7 +194,7 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.import();
     assert_eq!(pool.sh("cat at/late"), "late\n");
     assert!(!pool.status().contains("no answer for "), "{}", pool.status());
-    // The bucket is out of room: that is told at once, and waited for.
+    // The bucket is out of space: that is reported at once, and waited for.
     pool.moto.weather(Weather::Full);
     let at = pool.at.clone();
     let waiting = thread::spawn(move || sh(&at, "echo more > more; sync more"));
@@ -203,7 +203,7 @@ fn a_store_that_is_away_busy_or_silent_is_waited_for() {
     pool.moto.weather(Weather::Fair);
     waiting.join().unwrap();
     assert_eq!(pool.sh("cat at/more"), "more\n");
-    // Given up while nobody is there: as it was at its last commit.
+    // Exported by force while the store is unreachable: the pool is as it was at its last commit.
     pool.yard.nacre(&["pool", "sync", "%"]);
     pool.moto.weather(Weather::Closed);
     pool.sh("echo unsynced > at/unsynced");
@@ -300,12 +300,12 @@ fn one_of_two_machines_has_the_pool() {
     assert!(done && said.contains("ONLINE"), "{said}");
     let (_, mounted) = machine.nacre(&pool.yard, &["fs", "list", "-H", "-o", "name,mounted", &pool.name]);
     assert!(mounted.contains("yes"), "{mounted}");
-    // The one before acknowledges nothing any more, and says who has the pool.
+    // The previous machine acknowledges nothing any more, and names the machine that has the pool.
     let late =
         finish(Command::new("sh").args(["-c", "echo third > at/c; sync at/c"]).current_dir(pool.yard.place.path()));
     assert!(!late.status.success(), "{late:?}");
     eventually("a suspended pool", || pool.status().contains("SUSPENDED"));
-    // A block of the log tells less than a root.
+    // A block of the log has less information than a root.
     let status = pool.status();
     assert!(
         status.contains("taken over by 'elsewhere'") || status.contains("another program writes to the pool"),
@@ -319,7 +319,7 @@ fn one_of_two_machines_has_the_pool() {
     assert!(done, "{said}");
     let (done, said) = machine.nacre(&pool.yard, &["pool", "export", &pool.name]);
     assert!(done, "{said}");
-    // It was exported: nobody has to be asked.
+    // It was exported: no other machine has to be asked.
     pool.import();
     assert_eq!(pool.sh("cat at/a at/b; ls at"), "first\nsecond\na\nb\n");
     pool.yard.nacre(&["pool", "destroy", "%"]);
@@ -338,7 +338,7 @@ fn a_log_on_this_machine_has_what_was_synced() {
         pool.yard.nacre(&[&["pool", "import"], words, &["%"]].concat());
     };
     let logs = || pool.sh("ls log/*");
-    // The first one is a commit, which names the log; then nobody has to be there.
+    // The first fsync is a commit, which names the log; after it the store need not be reachable.
     pool.sh("echo 0 > at/f0; sync at/f0");
     for round in 1..4 {
         pool.moto.weather(Weather::Closed);
@@ -359,7 +359,7 @@ fn a_log_on_this_machine_has_what_was_synced() {
     }
     again(&[]);
     assert_eq!(pool.sh("cat at/s; cat at/s? | cmp - at/s"), "0\n1\n2\n3\n4\n5\n6\n");
-    // The machine is lost: what was committed is there, and nobody is told less.
+    // The machine is lost: the committed state is there, and an import reports the missing log.
     pool.yard.nacre(&["pool", "sync", "%"]);
     pool.moto.weather(Weather::Closed);
     pool.sh("echo lost > at/lost; sync at/lost");

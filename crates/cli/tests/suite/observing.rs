@@ -86,7 +86,7 @@ fn the_journal_hears_of_mounts_and_no_name_is_a_line() {
     let escaped = "m\\x0aPRIORITY=0\\x1b[31m \\xff\"$(touch x)";
     let mountpoint = format!("NACRE_MOUNTPOINT={}/{escaped}", fixture.scratch.path().display());
     assert!(told.lines().any(|line| line == mountpoint), "{mountpoint} in {told}");
-    // What users do is nobody's business.
+    // Names of users' files must not be logged.
     fs::write(place.join("private-name"), "x").unwrap();
     let _ = fs::read(place.join("no-such-name"));
     unmount(&place);
@@ -124,7 +124,7 @@ fn requests_are_logged_where_that_is_asked_for() {
     assert_eq!(syslog.got.len(), before);
     let output = run(nacre(), ["mirror", "--log-target=nowhere", "a", "b"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    // Into a file, what happens; a dead mount that is taken away is told of.
+    // Events are logged to a file; the removal of a dead mount is logged, too.
     let log = fixture.scratch.path().join("log");
     let target = format!("--log-target=file:{}", log.display());
     mirror(&syslog, "NACRE_SYSLOG_SOCKET", &[&target], &fixture.source, &fixture.mountpoint);
@@ -384,7 +384,7 @@ fn over_http(before: &Exposition) {
     }
     let long = [b"GET /metrics HTTP/1.1\r\nX: ".to_vec(), vec![b'x'; 16 << 10]].concat();
     assert!(ask(address, &long).starts_with("HTTP/1.1 431 "));
-    // Whoever says nothing keeps nobody else waiting, and is let go.
+    // A silent client keeps no other waiting, and is disconnected.
     let mut silent: Vec<TcpStream> = (0..16).map(|_| TcpStream::connect(address).unwrap()).collect();
     eventually("too many", || ask(address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 503 "));
     silent[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -434,7 +434,7 @@ fn ordinary_users_see_figures_of_roots_mounts_and_nothing_else() {
         assert!(code != 0, "{verb}: {told}");
     }
     assert!(is_mounted(&fixture.mountpoint));
-    // Who does not see the mount is told nothing, although he finds the socket.
+    // A user who cannot see the mount gets no report, although he finds the socket.
     let (code, told) = status(&["--all-users", "--json"], "");
     assert!(code == 0 && told.contains(mountpoint), "{told}");
     let hidden = format!("umount -l '{mountpoint}';");
@@ -526,7 +526,7 @@ fn top_is_driven_by_keys_and_leaves_the_terminal_as_it_was() {
     let stty = |name: &str| fs::read_to_string(fixture.scratch.path().join(name)).unwrap();
     assert_eq!(stty("after"), stty("before"));
     drop(terminal);
-    // The same when it is told to end.
+    // The same when it is terminated by a signal.
     let terminal = Terminal::run("nacre-term", &command);
     terminal.shows("MOUNTPOINT ");
     crate::mounting::kill(stty("pid").trim().parse().unwrap(), rustix::process::Signal::TERM);

@@ -33,7 +33,8 @@ impl User {
     /// Listens as this user at sockets, and never answers.
     fn listens(&self, names: impl Iterator<Item = String>) -> Vec<UnixListener> {
         let (uid, paths) = (self.uid, names.map(|name| self.directory.join(name)).collect::<Vec<_>>());
-        // Whoever listens is who the other side sees: one thread becomes the user, and ends.
+        // The peer's credentials are those of the listening thread: one thread becomes the user,
+        // and ends.
         let listen = move || {
             rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(uid)).unwrap();
             let listeners: Vec<UnixListener> = paths.iter().map(|path| UnixListener::bind(path).unwrap()).collect();
@@ -110,7 +111,7 @@ fn knocked(listeners: &[UnixListener], number: i32) -> usize {
 #[test]
 fn a_user_who_never_answers_delays_nobody() {
     needs!(as_root());
-    // fusermount3 wants a name for whoever mounts: `daemon` is in every table of users.
+    // fusermount3 needs a name of the mounting user: `daemon` is in every user database.
     let (hostile, honest, place) = (User::new(1_000_000 + std::process::id()), User::new(1), scratch());
     let names = (0..MANY).flat_map(|number| [format!("{number}-0.sock"), format!("p{number}.pool")]);
     let listeners = hostile.listens(names);
@@ -141,7 +142,7 @@ fn a_user_who_never_answers_delays_nobody() {
     let (mount, other) = (home.join("mount"), home.join("other"));
     let at = |path: &Path| path.to_str().unwrap().to_owned();
 
-    // Root's own mounts and pools: nobody else is asked.
+    // Root's own mounts and pools: no other user's process is asked.
     let mine = crate::mounting::Fixture::mirror(&[]);
     for words in [
         &["status"][..],
@@ -167,7 +168,7 @@ fn a_user_who_never_answers_delays_nobody() {
     assert!(root(&["status"]).1.contains(hint));
     assert!(root(&["status"]).1.contains(hint));
 
-    // Everybody, when told to: whoever answers is shown, and the other is named.
+    // All users, on request: processes that answer are shown, and the other is named.
     for (words, shown) in [
         (&["status", "--all-users"][..], at(&mount)),
         (&["top", "--once", "--all-users"], at(&mount)),

@@ -22,7 +22,7 @@ fn a_pool_is_made_exported_and_imported_under_another_name() {
     yard.nacre(&["pool", "export", &name]);
     assert!(!at.join("file").exists());
     assert_eq!(yard.refused(&["pool", "list", &name]).0, 3);
-    // Known from before, so it is found without being told where.
+    // Known from before, so it is found without a given place.
     assert!(yard.nacre(&["pool", "import"]).contains(&format!("  pool: {name}\n")));
     let other = yard.name("ip");
     yard.nacre(&["pool", "import", "-d", device.to_str().unwrap(), &name, &other]);
@@ -74,7 +74,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
             assert_eq!(fs::read(at.join(format!("synced{earlier}"))).unwrap(), vec![earlier; 100_000]);
         }
     }
-    // Told to end, it exports: nothing at all is lost, and anybody may import it.
+    // Terminated by a signal, it exports: nothing at all is lost, and any machine may import it.
     fs::write(at.join("unsynced"), b"there").unwrap();
     yard.end(&name, rustix::process::Signal::TERM);
     assert!(!crate::mounting::is_mounted(&at));
@@ -105,7 +105,7 @@ fn damage_is_found_and_named() {
     let (code, said) = yard.refused(&["pool", "check", "-d", device.to_str().unwrap()]);
     assert!(code == 1 && said.contains("1 problems"), "{said}");
     yard.nacre(&["pool", "import", &name]);
-    // Nobody gets it as data.
+    // It is never returned as data.
     let read = fs::read(at.join("dir/victim")).unwrap_err();
     assert_eq!(read.raw_os_error(), Some(5), "{read}");
     assert_eq!(fs::read(at.join("dir/other")).unwrap(), vec![b'O'; 300_000]);
@@ -119,7 +119,7 @@ fn damage_is_found_and_named() {
     assert!(yard.nacre(&["pool", "events", "-H", &name]).contains("ereport.fs.zfs.checksum"));
     // Written anew, and verified anew: nothing is damaged any more.
     fs::remove_file(at.join("dir/victim")).unwrap();
-    // The kernel lets go of the file in its own time.
+    // The kernel releases the file asynchronously.
     eventually("nothing is damaged any more", || {
         yard.nacre(&["pool", "sync", &name]);
         yard.nacre(&["pool", "clear", &name]);
@@ -420,7 +420,7 @@ fn room_is_given_back_by_hand_and_requests_are_counted() {
     for (letter, columns) in [("-w", 4), ("-r", 3)] {
         let shown = yard.nacre(&["pool", "iostat", letter, "-H", "-p", &name]);
         assert!(shown.lines().all(|line| line.split('\t').count() == columns + 2), "{shown}");
-        // Something was written, and its device was told of free room.
+        // Some data was written, and its device was trimmed.
         assert!(sum(shown.clone(), 3) > 0 && sum(shown, columns + 1) > 0);
     }
     let shown = yard.nacre(&["pool", "iostat", "-q", "-l", "-H", "-v", &name]);

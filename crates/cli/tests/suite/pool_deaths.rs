@@ -196,7 +196,7 @@ fn a_suspended_pool_that_waits_goes_on_waiting_after_a_death() {
     }
     assert_eq!(short.survives()["restarts"], 1);
     assert!(short.yard.nacre(&["pool", "check", "%"]).contains("no problems"));
-    // Whoever does not want to wait any longer.
+    // For users who do not want to wait any longer.
     short.room(8);
     let mut filling = short.fill("more");
     let guardian = short.dies_while_suspended(&[]);

@@ -49,12 +49,12 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
             .unwrap()
     };
     let suspended = || yard.nacre(&["pool", "list", "-H", "-o", "health", &name]) == "SUSPENDED\n";
-    // It goes on where it was when there is room.
+    // It continues at the same place when there is free space.
     let mut filling = fill("kept");
     eventually("the pool waits", suspended);
     let status = yard.nacre(&["pool", "status", &name]);
     assert!(status.contains("everybody waits until it can be made") && status.contains("No space left"), "{status}");
-    // Who waits for it with all others is not kept waiting.
+    // A command about all pools is not kept waiting by this one.
     for words in [&["fs", "list"][..], &["fs", "get", "used"], &["fs", "list", &name]] {
         let output = yard.run(words);
         let said = text(&output.stderr);
@@ -68,7 +68,7 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
     eventually("the pool goes on", || !suspended());
     let kept = fs::read(at.join("kept")).unwrap();
     assert_eq!(kept.len(), 60 << 20);
-    // Whoever waits is let go with the pool.
+    // Waiting processes are released with the pool.
     room(&disk, 8);
     let mut filling = fill("more");
     eventually("the pool waits", suspended);
@@ -223,7 +223,7 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     fs::write(at.join("kept"), &kept).unwrap();
     assert!(yard.refused(&["pool", "online", &name]).1.contains("missing"));
     assert!(yard.refused(&["pool", "online", "-e", &name, "other"]).1.contains("no such device in pool"));
-    // While it is imported, when it is told to.
+    // While it is imported, on request.
     let longer = fs::OpenOptions::new().read(true).write(true).open(&image).unwrap();
     longer.set_len(512 << 20).unwrap();
     // The copy of a partition table at the new end.

@@ -315,7 +315,7 @@ fn what_was_synced_is_found_again_with_devices_for_the_log() {
     let (before, on_log) = (written(0), written(2));
     (0..50).for_each(synced);
     assert!(written(2) - on_log > 50 * 3000 && written(0) - before < 50 * 3000, "{before} {on_log}");
-    // One program goes on and on, whatever happens to the log.
+    // One program runs all the time, whatever happens to the log.
     let (dead, made) = (Dead::default(), std::sync::atomic::AtomicUsize::new(50));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -783,7 +783,7 @@ fn a_deleted_file_is_done_without() {
     for line in ["state: DEGRADED", "mirror-0 DEGRADED", "d0 REMOVED", "removed by the administrator"] {
         assert!(says(&text, line), "{line}: {text}");
     }
-    // Nothing is lost with it: the pool may be let go.
+    // Nothing is lost with it: the pool may be exported.
     pool.yard.nacre(&["pool", "export", &pool.name]);
     pool.import();
     assert!(fs::read(pool.at.join("file")).unwrap() == Random(5).bytes(9 << 20));

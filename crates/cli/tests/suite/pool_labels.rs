@@ -182,7 +182,8 @@ fn what_others_can_write_is_imported_harmless_and_elsewhere() {
     yard.told(&["pool", "export", &name]);
     let below = Path::new("/mnt").join(&name);
     let place = |path: &Path| below.join(path.strip_prefix("/").unwrap());
-    // The file is somebody's; its group's; its directory is somebody's.
+    // The file belongs to another user; its group may write to it; its directory belongs to another
+    // user.
     let directory = yard.path("home");
     fs::create_dir(&directory).unwrap();
     let there = directory.join("an.img");

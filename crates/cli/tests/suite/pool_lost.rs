@@ -70,7 +70,7 @@ fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
             "{words:?}: {code} {said}"
         );
     }
-    // Whoever asks for all has the others, and is told.
+    // A command for all pools gets the others, and reports this one.
     let other = lost("kept");
     for words in [&["fs", "list"][..], &["fs", "get", "used"], &["pool", "list"], &["pool", "status"]] {
         let output = pool.run(words);
@@ -97,7 +97,7 @@ fn a_pool_without_its_process_is_told_until_it_is_imported_again() {
     eventually("the pool is exported", || pool.run(&["pool", "status", "%"]).status.code() == Some(3));
     // While its process ends, it is expected.
     eventually("the metrics forget it", || !pool.nacre(&["metrics"]).contains(&pool.name));
-    // One that nobody wants back is given up.
+    // A pool that is not wanted back is forgotten.
     pool.nacre(&["pool", "import", "%"]);
     pool.lose();
     pool.nacre(&["pool", "export", "-f", "%"]);

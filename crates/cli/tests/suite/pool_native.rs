@@ -109,13 +109,13 @@ fn readers_of_a_changing_directory_meet_each_name_once() {
     fs::write(place.join("new"), b"").unwrap();
     let kept =
         |listed: &[String]| names[..399].iter().all(|name| listed.iter().filter(|listed| *listed == name).count() == 1);
-    // Who begins now sees what came.
+    // A listing that begins now has the new names.
     let late = rest(&second, SMALL);
     assert!(
         kept(&late) && late.len() == 403 && ["moved", "new"].iter().all(|name| late.contains(&(*name).to_owned())),
         "{late:?}"
     );
-    // Who began before goes on, also from a place that he has noted.
+    // An earlier listing continues, also from a position that it has stored.
     let told = early.last().unwrap().1;
     let going_on = rest(&first, SMALL);
     rustix::fs::seek(&first, SeekFrom::Start(told)).unwrap();

@@ -203,7 +203,7 @@ fn who_writes_to_a_file_of_long_ago_is_refused_where_nothing_fits() {
     for path in &old {
         fs::write(path, "old").unwrap();
     }
-    // The kernel has their attributes, and nobody has written to them for a while.
+    // The kernel has their attributes, and they have not been written to for a while.
     pool.nacre(&["pool", "export", "%"]);
     pool.import();
     for path in &old {
@@ -301,7 +301,7 @@ fn nothing_of_a_file_from_before_reaches_one_that_was_rolled_back() {
 fn a_snapshot_is_one_moment_of_many_new_files() {
     needs!(as_root());
     let pool = Pool::made("moment", ROOMY, &[]);
-    // Half of them are there before, and nobody has written to them for a while.
+    // Half of them exist before, and have not been written to for a while.
     let old: Vec<File> = (0..4000)
         .step_by(2)
         .map(|number| OpenOptions::new().append(true).create(true).open(pool.at(&format!("f{number}"))).unwrap())
@@ -349,7 +349,7 @@ fn what_is_written_to_no_more_is_not_looked_after() {
     let looked_after = || Status::of(&pool.at("")).number("open_files");
     assert!(looked_after() >= 20);
     eventually("files leave", || looked_after() == 0);
-    // Who writes to one of them is heard of.
+    // A write to one of them is noticed.
     held[3].write_all_at(b"two", 3).unwrap();
     assert_eq!(looked_after(), 1);
     pool.nacre(&["fs", "snapshot", "%@one"]);
@@ -363,7 +363,7 @@ fn what_is_written_to_no_more_is_not_looked_after() {
 fn what_was_passed_on_keeps_its_name() {
     needs!(as_root());
     let pool = Pool::made("names", ROOMY, &[]);
-    // Who has no rights of his own there needs the directory's ACL.
+    // A user without rights of his own there needs the directory's ACL.
     let deep = pool.at("of/somebody");
     fs::create_dir_all(&deep).unwrap();
     std::os::unix::fs::chown(&deep, Some(1000), Some(1000)).unwrap();
@@ -414,7 +414,8 @@ fn a_new_small_file_is_five_requests_and_at_times_six() {
             // Where the clock ticks between the creation and the write.
             "setattr" => assert!(*count <= 50, "{requests:?}"),
             "lookup" | "create" | "getxattr" | "write" => assert_eq!(*count, 50, "{kind}: {requests:?}"),
-            // Whoever asks how full all mounts of the machine are, asks this one too.
+            // A program that queries the free space of all mounts of the machine asks this one,
+            // too.
             "statfs" => {}
             other => panic!("{other}: {requests:?}"),
         }

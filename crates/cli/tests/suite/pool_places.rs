@@ -315,9 +315,9 @@ fn waits(process: u32, names: &[&str]) -> bool {
 #[test]
 fn who_waits_for_his_own_mount_can_be_killed() {
     needs!(as_root());
-    // The pool's device answers no more when its daemon is stopped: so do requests to the pool's
-    // mounts that have to read. Over io_uring the kernel counts a request as being answered at
-    // once, and nobody who waits for a stopped daemon then can be killed.
+    // The pool's device does not answer while its daemon is stopped, and neither do requests to the
+    // pool's mounts that have to read. Over io_uring the kernel counts a request as being answered
+    // at once, and a process that waits for a stopped daemon then cannot be killed.
     let device = Fixture::mirror(&["--passthrough=off", "--direct-io", "--transport=device"]);
     let pool = Pool::on(Yard::new(), device.at("device"), "pp", "256M", &[]);
     pool.ok("fs", &["create", &pool.of("home")]);
@@ -351,7 +351,7 @@ fn who_waits_for_his_own_mount_can_be_killed() {
             .unwrap();
         eventually("a thread that waits for its own process", || waits(process, &["nacre-control", "fuse-apart"]));
         kill(process, Signal::KILL);
-        // Whatever waited for it is told, and nothing keeps the device.
+        // Waiting processes get an error, and nothing keeps the device open.
         eventually("the end of all threads", || threads(process).is_empty());
         let told = finish(Command::new("timeout").args(["-s", "KILL", "60", "stat"]).arg(pool.at("home/bob")));
         device.signal(Signal::CONT);

@@ -18,8 +18,8 @@ fn names_are_found_by_any_case() {
     let pool = Pool::made("psp", "256M", &["-O", "casesensitivity=insensitive"]);
     let at = pool.at("");
     let is = |name: &str| at.join(name).exists();
-    // What the kernel was told of one spelling, it must not believe of another: found and missing,
-    // before and after each change.
+    // Answers about one spelling must not hold for another one in the kernel's cache: found and
+    // missing, before and after each change.
     fs::write(at.join("foo"), "1").unwrap();
     assert!(is("FOO") && is("Foo") && is("foo") && !is("bar") && !is("BAR"));
     assert_eq!(errno(fs::create_dir(at.join("FoO"))), 17);
@@ -44,7 +44,7 @@ fn names_are_found_by_any_case() {
     fs::rename(at.join("foo"), at.join("x")).unwrap();
     fs::rename(at.join("X"), at.join("FOO")).unwrap();
     assert_eq!(listed(&at), ["FOO", "other"]);
-    // Directories, in one of which somebody is while others use another spelling.
+    // Directories, one of which is a working directory while other processes use another spelling.
     fs::create_dir_all(at.join("Dir/Sub")).unwrap();
     assert_eq!(sh(&at.join("DIR"), "echo x > SUB/f; cat ../dir/sub/F; cd ../dIR/sUB; ls"), "x\nf\n");
     assert_eq!(sh(&at, "rm -r dir; ls; test ! -e Dir"), "FOO\nother\n");

@@ -28,7 +28,7 @@ fn a_pool_without_mounts_goes_on_and_stays_down_after_three_deaths() {
     assert!(pool.nacre(&["pool", "status", "%"]).contains("survives: yes, by process "));
     for round in 1..=2 {
         let killed = surviving.kill();
-        // Whoever comes meanwhile waits.
+        // Requests during the failover wait.
         pool.nacre(&["pool", "sync", "%"]);
         assert_ne!(pool.process(&pool.name), killed);
         assert_eq!(surviving.restarts(), round);
@@ -199,7 +199,7 @@ fn mounts_come_and_go_before_and_after_a_death() {
     pool.nacre(&["fs", "mount", &pool.of("two/within")]);
     pool.nacre(&["fs", "set", "readonly=off", &pool.of("one")]);
     fs::write(pool.at("one/file"), "x").unwrap();
-    // Ended by somebody else, as with umount(8).
+    // Unmounted by another program, as with umount(8).
     crate::mounting::unmount_by("umount", &[pool.at("one").as_os_str()]);
     surviving.kill();
     fs::write(pool.at("two/within/file"), "x").unwrap();
@@ -261,13 +261,13 @@ fn the_ends_of_a_pool_are_those_of_its_processes() {
     surviving.kill();
     pool.nacre(&["pool", "export", "%"]);
     surviving.has_ended();
-    // Told to end, by its guardian.
+    // Terminated by its supervisor.
     let import = ["pool", "import", "--survive", "-d", pool.device.to_str().unwrap(), "%"];
     pool.nacre(&import);
     let guardian = survives(pool)["guardian"].as_u64().unwrap() as u32;
     kill(guardian, Signal::TERM);
     eventually("it is exported", || is_gone(guardian) && !is_mounted(&pool.at("")));
-    // Without its guardian, the process is there, and the last.
+    // Without its supervisor, the process runs, and is the last.
     pool.nacre(&import);
     let (guardian, process) = (survives(pool)["guardian"].as_u64().unwrap() as u32, pool.process(&pool.name));
     kill(guardian, Signal::KILL);

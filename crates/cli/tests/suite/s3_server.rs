@@ -29,7 +29,7 @@ pub const BUCKET: &str = "pools";
 pub enum Weather {
     /// Everything passes.
     Fair,
-    /// Nobody is there.
+    /// Connections are refused.
     Closed,
     /// One of three requests is answered with 503, and of one of three others the reply is lost.
     Foul,
@@ -78,7 +78,8 @@ impl Moto {
     /// Starts it, with an empty bucket.
     pub fn start() -> Moto {
         assert!(program().exists(), "{} is not there: scripts/setup installs it", program().display());
-        // Nobody else takes a port that was free a moment ago, almost always; if somebody does, the next.
+        // A port that was free a moment ago is almost never taken by another process; if it is, the
+        // next is tried.
         for _ in 0..5 {
             let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let mut command = Command::new(program());
@@ -257,7 +258,7 @@ impl Gate {
         let mut reply = Vec::new();
         server.read_to_end(&mut reply)?;
         if number % 6 == 2 && weather(Weather::Foul) {
-            // It was carried out, and nobody hears of it.
+            // The request was carried out, and its reply is lost.
             self.harmed.fetch_add(1, Ordering::SeqCst);
             return Ok(());
         }

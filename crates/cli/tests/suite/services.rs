@@ -215,7 +215,7 @@ fn a_mirror_goes_on_when_all_its_processes_are_killed() {
         said,
         "d\nf\nlog\nBad file descriptor\nBad file descriptor\nStale file handle\nlinked\nmore\nlinked\nmore\nhello\n"
     );
-    // The guardian alone, and the worker alone, with which the service is not started again.
+    // The supervisor alone, and the worker alone, after which the service is not started again.
     machine.run("kill -9 $(main); cat $dir/mount/f");
     machine.restarted(5);
     machine.run("worker_dies; cat $dir/mount/f");

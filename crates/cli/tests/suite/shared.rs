@@ -75,7 +75,7 @@ impl Group {
         eventually("the mount is not in use", || {
             let output = self.run(&["umount", name]);
             assert!(matches!(output.status.code(), Some(0 | 5)), "{}", text(&output.stderr));
-            // Another test's mount namespace may have a copy of the mount: then that is told.
+            // Another test's mount namespace may have a copy of the mount: then a message says so.
             output.status.success() || text(&output.stderr).contains("is unmounted, but other mount namespaces")
         });
         assert!(!is_mounted(&self.at(name)));
@@ -151,8 +151,7 @@ fn fifty_unions_have_one_process() {
     println!("{UNIONS} unions: {memory} KiB, {threads} threads, {files} descriptors");
     assert!(threads <= 10 + UNIONS * (12 + 4 * cpus), "{threads}");
     assert!(files <= 50 + UNIONS * (40 + 6 * cpus), "{files}");
-    // Each answers for itself; on a busy machine not at once, and then the question goes on to
-    // others.
+    // Each answers for itself; on a busy machine not at once, and then the next process is asked.
     let prefix = format!("{}/m", group.scratch.path().display());
     let own = |line: &&str| line.starts_with(&prefix) && line.ends_with(&format!("\t{pid}"));
     eventually("all are told of", || {
@@ -193,7 +192,7 @@ fn commands_of_mounts_find_theirs() {
     assert_eq!(text(&output.stdout).trim(), group.at("low/file").to_str().unwrap());
     assert!(text(&group.run(&["metrics", "u"]).stdout).contains(group.at("u").to_str().unwrap()));
     assert_eq!(text(&group.run(&["top", "--once", "a"]).stdout).lines().filter(|line| line.contains("/a")).count(), 1);
-    // Users and groups are read again by all, and nobody ends.
+    // All mounts read users and groups again, and none ends.
     kill(pid, Signal::HUP);
     group.umount("a");
     assert_eq!(fs::read(group.at("u/file")).unwrap(), b"x");
@@ -236,7 +235,7 @@ fn what_goes_wrong_is_told_as_by_a_process_alone() {
         assert_eq!(text(&together.stderr), text(&alone.stderr), "{words:?}");
         assert!(!is_mounted(&group.at("m")), "{words:?}");
     }
-    // Warnings of a mount that is made are told, too.
+    // Warnings of a new mount are printed, too.
     sh(group.scratch.path(), "chmod 700 b; chown 5:5 b");
     let words = ["union", "a=rw:b=ro", "m", "-o", "warn_perm"];
     let alone = group.run(&words);
@@ -244,7 +243,7 @@ fn what_goes_wrong_is_told_as_by_a_process_alone() {
     group.umount("m");
     assert_eq!(group.mount(&words), text(&alone.stderr));
     assert_eq!(group.process("m"), group.process("kept"));
-    // Nobody may ask for both.
+    // The two options exclude each other.
     let output = group.run(&["mirror", "a", "m", "-f", &group.option()]);
     assert_eq!((output.status.code(), text(&output.stderr).contains("in the background")), (Some(2), true));
     assert_eq!(group.run(&["mirror", "a", "m", "--daemon=a/b"]).status.code(), Some(2));
@@ -269,8 +268,8 @@ fn first_commands_at_the_same_time_start_one_process() {
     for name in &names {
         assert_eq!(group.process(name), pid);
     }
-    // The last mounts go while others come: whoever comes is served, by the old process or by a new
-    // one.
+    // The last mounts end while others begin: each new one is served, by the old process or by a
+    // new one.
     for round in 0..10 {
         let next = format!("n{round}");
         std::thread::scope(|scope| {
@@ -315,7 +314,7 @@ fn who_is_not_alike_has_another_process() {
         group.umount(mountpoint);
         ended(other);
     }
-    // The socket is nobody else's business.
+    // No other user may reach the socket.
     let socket = sh(place, &format!("ls /run/nacre/{}-*.shared", group.name));
     let (code, said) = crate::mounting::sh_as(place, 65_534, 65_534, "", &format!("ls {}", socket.trim()));
     assert!(code != 0 && said.contains("denied"), "{said}");
@@ -389,7 +388,7 @@ fn changes_below_reach_all_that_show_them() {
             let sees = |name: &str| fs::read_to_string(group.at(union).join(name)).is_ok_and(|read| read == text);
             eventually("changes are seen", || sees("file") && sees("new"));
         }
-        // Those that stay go on hearing of them.
+        // The remaining mounts still receive events.
         let gone = shown.remove(0);
         group.umount(gone);
     }
@@ -405,7 +404,7 @@ fn who_is_killed_takes_all_and_all_can_be_mounted_again() {
     let pid = group.process("a");
     kill(pid, Signal::KILL);
     ended(pid);
-    // Its other threads and its rings may outlive it by a moment.
+    // Its other threads and its rings may exist for a moment longer.
     for name in names {
         eventually("the mount is dead", || {
             rustix::fs::statfs(group.at(name)).is_err_and(|error| error == rustix::io::Errno::NOTCONN)

@@ -122,7 +122,7 @@ fn a_full_pool_keeps_all_that_it_accepted() {
     accepted.iter().enumerate().for_each(|(number, length)| assert_holds(&file(number as u64), number as u64, *length));
     // What is deleted is there for the next write.
     (0..accepted.len() as u64).for_each(|number| fs::remove_file(file(number)).unwrap());
-    // The kernel tells of the last close when it comes to it.
+    // The kernel reports the last close asynchronously.
     crate::mounting::eventually("what was deleted is free", || {
         pool.nacre(&["pool", "sync", &pool.name]);
         pool.figure(&["fs", "get", "-Hp", "-o", "value", "available", &pool.name]) > 50 << 20
@@ -157,7 +157,7 @@ fn quotas_refuse_the_writing_call() {
     let (owned_bytes, refused) = fill(&owned, 3, 60_000);
     assert_eq!(refused, ErrorKind::QuotaExceeded);
     assert!(owned_bytes <= 2 << 20, "{owned_bytes}");
-    // Of whoever has none of his own.
+    // Of a user without a quota of his own.
     let other = pool.at("").join("home/other");
     File::create(&other).unwrap();
     chown(&other, Some(12346), None).unwrap();
@@ -346,12 +346,12 @@ fn stores_to_mappings_end_at_quotas() {
         chown(&path, Some(12345), None).unwrap();
         let (told, told_again) = store(&path, 1, 60 << 20);
         full(told);
-        // Each open file is told once, and it was by the mapping's msync.
+        // Each open file gets the error once, and it was the mapping's msync.
         told_again.unwrap();
         pool.assert_works();
         let used = pool.figure(&["fs", "get", "-Hp", "-o", "value", figure, &name]);
         assert!((3 << 20..(4 << 20) + (64 << 10)).contains(&used), "{property}: {used}");
-        // With a larger one it goes on.
+        // With a larger quota, writing continues.
         pool.nacre(&["fs", "set", &format!("{property}=100M"), &name]);
         let (told, told_again) = store(&path, 2, 60 << 20);
         told.unwrap();
@@ -366,7 +366,7 @@ fn stores_of_several_fill_a_pool_and_stop_nobody() {
     needs!(as_root());
     let pool = sized("fill", "512M");
     let file = |number: u64| pool.at("").join(format!("f{number}"));
-    // What a write(2) of somebody else's was told stays true.
+    // The acknowledged write(2) of another process stays valid.
     let (accepted, refused) = std::thread::scope(|scope| {
         let stores: Vec<_> = (0..3)
             .map(|number| (number, file(number)))

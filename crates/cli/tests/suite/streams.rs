@@ -290,7 +290,7 @@ fn names_follow_those_of_the_sender() {
     let said = pair.fails("nacre fs receive $B/to < stream");
     assert!(said.contains("that the sender has given to another"), "{said}");
     assert_eq!(before, here("b"));
-    // Cut at some place, it goes on.
+    // Cut at some position, it is resumed.
     let length = fs::metadata(pair.yard.path("stream")).unwrap().len();
     let said = pair.fails(&format!("head -c $(({length} / 3 * 2)) stream | nacre fs receive -F $B/to"));
     assert!(said.contains("incomplete stream"), "{said}");
@@ -442,7 +442,7 @@ fn what_is_half_received_is_sent_on() {
         assert!(said.contains("incomplete stream"), "{said}");
         let token = |of: &str| pair.sh(&format!("nacre fs get -H -o value receive_resume_token $B/{of}"));
         assert!(token("third/home").starts_with("1-"));
-        // That way was cut as well: it goes on where it was, and what was sent stays.
+        // That stream was cut as well: it is resumed, and the sent part stays.
         pair.sh("nacre fs receive -A $B/third/home; nacre fs send -S $B/home > half.st");
         pair.fails("head -c 700000 half.st | nacre fs receive -s -u $B/third/home");
         let first = token("third/home");
@@ -506,7 +506,7 @@ fn what_is_wrong_is_refused_and_changes_nothing() {
     assert!(pair.fails("nacre fs receive $B/home < a.st").contains("exists"));
     pair.sh("nacre fs receive -F $B/home < c.st; test ! -e b/home/mine");
     pair.same("a/home", "b/home");
-    // What a stranger sends hides nothing, and gives nobody rights.
+    // A stranger's stream hides nothing, and gives no user rights.
     pair.sh("nacre fs set mountpoint=/etc canmount=noauto $A/home 2>/dev/null || nacre fs set -u mountpoint=/etc $A/home; nacre fs send -p $A/home@c > p.st");
     assert!(pair.fails("nacre fs receive $B/p < p.st").contains("mountpoint=/etc"));
     pair.sh("nacre fs receive -x mountpoint $B/p < p.st");
@@ -562,7 +562,7 @@ fn a_killed_sender_is_gone_on_with() {
         (head -c 2000000; kill -9 $sender; cat) < pipe | zfs receive -s $B/home",
     );
     assert!(said.contains("running:\n    zfs send -t 1-"), "{said}");
-    // Nobody holds the snapshot then.
+    // The snapshot is no longer held then.
     crate::mounting::eventually("the end of the hold", || {
         finish(&mut pair.shell("nacre fs rename $A/home@b c && nacre fs rename $A/home@c b")).status.success()
     });
@@ -654,7 +654,8 @@ fn a_second_place_may_be_elsewhere() {
     pair.fails("nacre fs send -c $A/home@z | head -c 3000000 | nacre fs receive -s -u $B/again");
     assert!(pair.sh("nacre fs replicate -v $A/home host:$B/again").contains("resume "));
     assert_eq!(pair.sh("nacre fs get -H -o value readonly,mounted $B/again"), "on\nyes");
-    // A host that is not reached, or has no such program, is told from one without the file system.
+    // An unreachable host, or one without the program, is distinguished from one without the file
+    // system.
     let run = |script: &str| {
         let output = finish(&mut pair.shell(script));
         (output.status.code().unwrap_or(-1), text(&output.stdout) + &text(&output.stderr))
@@ -669,7 +670,7 @@ fn a_second_place_may_be_elsewhere() {
     assert!(code == 1 && said.contains("'host' has no nacre"), "{code} {said}");
     let (code, said) = run("nacre fs replicate host:$A/none $B/none");
     assert!(code == 3 && said.contains("does not exist"), "{code} {said}");
-    // What fails is told to the programs of events.
+    // Programs in `events.d` are notified of a failure.
     pair.sh(r#"mkdir events.d; printf '#!/bin/sh\nenv | grep ^NACRE_ > %s/told\n' "$PWD" > events.d/50-note; chmod 755 events.d/50-note"#);
     let said = pair.fails(
         "nacre fs create $B/alien; export NACRE_EVENTS_DIR=$PWD/events.d; nacre fs replicate $A/home host:$B/alien",

@@ -12,9 +12,9 @@ use std::process::Command;
 fn a_process_stays_where_it_is_when_its_directory_shows_elsewhere_too() {
     needs!(as_root());
     for coherence in ["--coherence=watch", "--coherence=exclusive", "--coherence=revalidate"] {
-        // Made before anybody watches: news of a directory that arrives when somebody is in it
-        // already takes its name from the working directory, and pwd(1) then searches for it by
-        // inode number, which both places have in common.
+        // Created before the watch begins: an event about a directory that a process is in already
+        // takes its name from the working directory, and pwd(1) then searches for it by inode
+        // number, which both places have in common.
         let fixture = Fixture::mirror_of(&[coherence], |source| {
             drop(sh(source, "mkdir -p a/below b; echo content > a/below/file"))
         });

@@ -517,7 +517,7 @@ fn another_program_goes_on() {
             upgrade(guarded);
             assert_eq!((worker(place), restarts(place)), (now, 1));
             goes_on();
-            // It goes on after deaths as the one before did.
+            // It continues after deaths as the previous one did.
             guarded.kill();
             assert!(runs_newer(worker(place)));
             goes_on();
@@ -552,7 +552,7 @@ fn what_cannot_be_gone_on_with_is_not_touched() {
         crate::mounting::text(&output.stderr)
     );
     assert_eq!(worker(&plain.mountpoint), before);
-    // A guardian that is called for nothing does nothing.
+    // A supervisor that is signaled without a reason does nothing.
     let guarded = Guarded::new(&[]);
     guarded.fixture.signal(Signal::USR2);
     fs::write(guarded.at("file"), "content").unwrap();
@@ -641,7 +641,7 @@ fn a_program_whose_processes_die_is_followed_by_the_one_before() {
         assert_eq!(guarded.restarts(), death + 1);
     }
     assert_eq!(fs::read(guarded.at("file")).unwrap(), b"xxxxx");
-    // It has nobody to go back to.
+    // There is no previous program to go back to.
     kill(*guarded.workers.last().unwrap(), Signal::KILL);
     assert_eq!(guarded.fixture.ended(), Some(1));
 }
@@ -756,7 +756,7 @@ fn telling_in_vain() -> (Guarded, std::process::Child, std::thread::JoinHandle<s
     fs::create_dir(&below).unwrap();
     fs::write(below.join("other"), "").unwrap();
     assert!(guarded.at("d/other").exists());
-    // Whoever opens a file there waits for the answer of this program, which gives none.
+    // An open of a file there waits for the answer of this program, which gives none.
     let mut holder = Command::new("python3");
     let holder = holder.arg("-c").arg(PROGRAM).arg(&below).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = holder.spawn().expect("python3");
@@ -869,8 +869,8 @@ fn a_guardian_is_small() {
         return;
     }
     let mut guarded = Guarded::new(&[]);
-    // Pages of the program's file are nobody's own, even where they count as dirty: those of a copy that was made just
-    // now do.
+    // Pages of the program's file are private to no process, even where they count as dirty: those
+    // of a new copy do.
     let private = |process: u32| {
         let (mut own, mut private) = (0, 0);
         for line in fs::read_to_string(format!("/proc/{process}/smaps")).unwrap().lines() {

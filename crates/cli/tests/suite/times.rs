@@ -105,7 +105,7 @@ fn stores_show(fixture: &Fixture) {
     let closed = || {
         let (file, mapping) = map();
         drop(file);
-        // The daemon has heard of the close, and been asked since.
+        // The daemon has been notified of the close, and has answered a request since.
         crate::mounting::status::settle(&fixture.mountpoint);
         rustix::fs::stat(&shown).unwrap();
         mapping.write(0, b"B").unwrap();
@@ -116,7 +116,7 @@ fn stores_show(fixture: &Fixture) {
     let ended = || drop(sh(&fixture.mountpoint, &format!("/usr/bin/python3 -c \"{script}\"")));
     let ways: [(&str, &dyn Fn()); 3] = [("kept", &kept), ("closed", &closed), ("ended", &ended)];
     for (way, store) in ways.iter().cycle().take(9) {
-        // Through the mount, so that nobody has to hear of it.
+        // Through the mount, so that no notification is needed.
         fs::File::open(&shown).unwrap().set_modified(UNIX_EPOCH + LONG_AGO).unwrap();
         rustix::fs::stat(&shown).unwrap();
         store();

@@ -296,7 +296,7 @@ fn branches_come_and_go_under_load() {
             assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content", "round {round}: the branches above hide it");
             let held = (round % 2 == 0).then(|| File::open(fixture.at("treasure")).unwrap());
             if let Some(mut held) = held {
-                // Who has it open keeps it.
+                // An open file of the branch keeps it.
                 let refused = union(["del", mountpoint, &at(&extra)]);
                 assert_eq!(refused.status.code(), Some(5), "{}", text(&refused.stderr));
                 told(["del", "--force", mountpoint, &at(&extra)]);
@@ -532,11 +532,10 @@ fn what_cannot_stand_is_refused_and_nothing_is_mounted() {
         assert!(!is_mounted(&fixture.mountpoint));
     }
     assert_eq!(names(Path::new(a)), ["sub"], "nothing is left on a branch");
-    // Only read-only branches are fine; who asks where new files go is told that there will be
-    // none.
+    // A union of read-only branches is valid; --explain reports that no branch takes new files.
     let said = text(&union([&format!("{a}=ro:{b}=ro"), m, "-o", "create=mfs", "--explain"]).stderr);
     assert!(said.contains("nothing can be created in this union"), "{said}");
-    // Whoever asks is told of owners and modes that are hidden.
+    // --explain reports that owners and modes are hidden.
     fs::set_permissions(b, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     for (word, says) in [("warn_perm", true), ("nowarn_perm", false)] {
         let said = text(&union([&format!("{a}:{b}"), m, "-o", word]).stderr);
@@ -555,15 +554,14 @@ fn a_branch_has_one_writer() {
     assert!(!refused.status.success());
     assert!(text(&refused.stderr).contains("is written by another union"), "{}", text(&refused.stderr));
     assert!(!is_mounted(&second));
-    // umount(8) does not wait for the process that served the mount; whoever mounts again at once
-    // does.
+    // umount(8) does not wait for the process that served the mount; the next mount at once does.
     let (list, third) = (branches(&[(&other, "rw"), (&fixture.source, "ro")]), fixture.directory("third"));
     for round in 0..10 {
         assert!(union([list.as_os_str(), third.as_os_str()]).status.success(), "{round}");
         unmount_by("umount", &[third.as_ref()]);
     }
-    // To read what somebody else writes is another matter, and a kill leaves nothing that is in the
-    // way.
+    // Reading a branch that another union writes to is allowed, and a kill leaves nothing that
+    // prevents a mount.
     let read = branches(&[(&other, "rw"), (&upper, "ro+wh")]);
     fixture.start(&["union"], &read, &second);
     fs::write(fixture.at("seen"), "by both").unwrap();
@@ -882,7 +880,7 @@ fn a_signal_ends_it_in_order_and_a_kill_is_survived() {
     assert_eq!(fs::read(upper.join("file")).unwrap(), b"content, more");
     let (list, mountpoint) = (branches(&[(&upper, "rw"), (&fixture.source, "ro")]), fixture.mountpoint.clone());
     fixture.start(&["union"], &list, &mountpoint);
-    // What a crash of an earlier version, or of somebody else, has left is found.
+    // The remainders of a crash of an earlier version, or of another program, are found.
     fs::write(upper.join(".wh.file"), "").unwrap();
     let found = union(["check", mountpoint.to_str().unwrap()]);
     assert_eq!(found.status.code(), Some(1));

@@ -49,7 +49,7 @@ fn one_watch_hears_for_all_branches_and_goes_with_the_last() {
     let late = fixture.directory("late");
     told([OsString::from("add"), fixture.mountpoint.clone().into(), late.clone().into()]);
     assert_eq!(threads(&fixture.mountpoint, "nacre-watch"), 1);
-    // The one that was there first leaves, the others go on hearing.
+    // The first branch is removed, the others still receive events.
     told([OsString::from("del"), fixture.mountpoint.clone().into(), upper.into()]);
     for branch in [&second, &late, &fixture.below("lower")] {
         assert!(!fixture.at("new").exists());

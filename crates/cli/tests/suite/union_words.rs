@@ -60,7 +60,7 @@ fn the_recommended_lines_mount_as_they_are() {
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     assert_eq!(list(&fixture.mountpoint).len(), 2);
     assert!(run(nacre(), ["umount", mountpoint]).status.success());
-    // What is done otherwise is told in one line each, and nothing else.
+    // Each difference is reported in one line, and nothing else is.
     let output = union([
         "-o",
         "category.create=ff,func.readdir=cor:4,lazy-umount-mountpoint=true,rename-exdev=rel-symlink",
@@ -110,7 +110,7 @@ fn a_pool_changes_its_directories_on_all_branches_as_mergerfs_does() {
     let ours = changed(&mut fixture, |fixture, list| {
         fixture.start(&["union", "-o", RECOMMENDED], list, &mountpoint);
     });
-    // tmpfs tells its size in KiB: 8 and 16 MiB together.
+    // tmpfs reports its size in KiB: 8 and 16 MiB together.
     assert_eq!(ours.0.lines().map(str::trim).collect::<Vec<_>>(), ["2750 5 6 1000000", "x", "24576", "both"]);
     assert_eq!(ours.1, "2750 5 6 1000000\nx\nboth\n2750 5 6 1000000\nx\nboth\n");
     fixture.unmount();
@@ -308,7 +308,8 @@ fn branches_are_waited_for_until_they_are_mounted() {
     eventually("the disk is there", || states(&fixture.mountpoint).iter().all(|(_, state)| state == "active"));
     assert_eq!(fs::read(fixture.at("file")).unwrap(), b"of the disk");
     assert!(run(nacre(), ["umount", mountpoint]).status.success());
-    // All are there: nobody waits. Plain directories are what they are when the time is over.
+    // All branches are there: the mount does not wait. Plain directories are used as they are after
+    // the timeout.
     assert!(union(["-o", "branches-mount-timeout=600", &of, mountpoint]).status.success());
     assert!(run(nacre(), ["umount", mountpoint]).status.success());
     let plain = fixture.directory("plain");
@@ -392,14 +393,14 @@ fn a_name_of_a_linked_file_gets_its_own_before_a_write() {
     reader.read_to_string(&mut kept).unwrap();
     assert_eq!(kept, "old\n");
     assert_ne!(inode("b"), number);
-    // Who has the only name open for writing goes on, whatever is linked meanwhile.
+    // A process that has the only name open for writing can write, whatever is linked meanwhile.
     let mut writer = File::options().append(true).open(fixture.at("b")).unwrap();
     fs::hard_link(fixture.at("b"), fixture.at("d/again")).unwrap();
     writer.write_all(b"!").unwrap();
     writer.set_len(1).unwrap();
     writer.write_all(b"?").unwrap();
     assert_eq!((read("b"), read("d/again")), ("o?".into(), "o?".into()));
-    // A name that somebody else has replaced on the branch is not taken for what it was.
+    // A name that another process has replaced on the branch is not taken for the old file.
     sh(&place, "echo other > fresh; mv fresh c; ln c c2");
     eventually("the other file is there", || read("c") == "other\n");
     sh(&mountpoint, "echo more >> c");
@@ -485,7 +486,7 @@ fn old_files_that_nobody_may_write_to_are_shown_as_links() {
     fixture.start(&["union", "-o", "symlinkify=true,symlinkify-timeout=1"], &list_of, &mountpoint);
     sh(&mountpoint, "echo content > file; ln file other; chmod 444 file");
     let is_link = |name: &str| fs::symlink_metadata(fixture.at(name)).unwrap().is_symlink();
-    // Who has it open when it becomes a link goes on reading it as it is.
+    // A process that has it open when it becomes a link reads it as before.
     let mut open = File::open(fixture.at("file")).unwrap();
     assert!(!is_link("file"));
     eventually("it is a link", || is_link("file") && is_link("other"));

@@ -107,7 +107,7 @@ fn a_mount_that_others_may_not_see_is_the_users_own() {
         &["union", &branch, at],
         &["mount", &format!("host:{source}"), at],
         &["cage", "--size=1M", &state, source, at],
-        // What others would be refused for, too, is told the same way.
+        // Errors that other users would get, too, are reported the same way.
         &["mirror", "--force-user=nobody", source, at],
     ] {
         let output = run(nacre(), words);
@@ -192,8 +192,8 @@ fn content_goes_through_the_cache() {
     fs::write(fixture.at("file"), &content).unwrap();
     assert!(fs::read(fixture.below("file")).unwrap() == content);
     assert!(fs::read(fixture.at("file")).unwrap() == content);
-    // Without privilege, the watcher cannot tell our own writes from others': the pages that they
-    // left may go once more.
+    // Without privilege, the watcher cannot distinguish our own writes from others': the cached
+    // pages of our writes may be dropped once more.
     eventually("what is in the page cache is not read again", || {
         let again = crate::mounting::status::requests_of(&fixture.mountpoint, || {
             assert!(fs::read(fixture.at("file")).unwrap() == content);
@@ -252,7 +252,7 @@ fn what_only_root_may_ask_for_is_refused() {
     let output = run(nacre(), ["union", "-n", &both, fixture.mountpoint.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
     assert!(!is_mounted(&fixture.mountpoint));
-    // A mount point that is somebody else's, or that he may not write to.
+    // A mount point of another user, or one that he may not write to.
     for place in [Path::new("/usr"), &closed] {
         let output =
             run(nacre(), [OsStr::new("mirror"), OsStr::new("-n"), fixture.source.as_os_str(), place.as_os_str()]);
@@ -505,7 +505,7 @@ fn a_users_file_systems_lie_below_one_another() {
     assert_eq!(errno(fs::write(at.join("a/b/new"), "")), 30);
     fs::write(at.join("a/new"), "").unwrap();
     ok("fs set readonly=off %/a/b");
-    // They come and go while others stay; who uses one keeps it.
+    // They come and go while others stay; a process in one keeps it.
     let open = fs::File::open(at.join("a/b/file")).unwrap();
     let (done, said) = nacre_says("fs unmount %/a");
     assert!(!done && said.contains("busy"), "another that is in use lies in it: {said}");

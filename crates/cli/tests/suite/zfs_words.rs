@@ -90,7 +90,7 @@ fn columns_go_by_their_heads_too() {
     assert_eq!(pool.done("zfs get -Ho property,value,source recsize %/a"), "recordsize\t16K\tlocal\n");
     pool.done("zfs inherit recsize %/a");
     assert_eq!(pool.done("zfs get -Ho value,source recordsize %/a"), "128K\tdefault\n");
-    // Whoever looks whether there is a file system asks for its name.
+    // Programs check for a file system by querying its name.
     assert_eq!(pool.done("zfs get -H name %/a"), "%/a\tname\t%/a\t-\n");
     assert_eq!(pool.done("zfs get -Hpo value type,name,quota %/a"), "filesystem\n%/a\n0\n");
     for (line, usage) in [
@@ -447,7 +447,7 @@ fn mount_8_mounts_a_snapshot() {
     assert!(options.starts_with("ro") && options.contains("noexec"), "{options}");
     // It is no mount of the file system, and that is as it was.
     assert_eq!(pool.done("zfs list -Ho mounted,mountpoint %/a"), format!("yes\t{}\n", pool.path("tank/a").display()));
-    // Whoever uses it keeps the snapshot and the pool.
+    // A process in the file system keeps the snapshot and the pool.
     let open = fs::File::open(at.join("file")).unwrap();
     assert_eq!(pool.refused("zfs destroy %/a@s").0, 1);
     assert_eq!(pool.refused("zpool export %").0, 1);
@@ -503,7 +503,7 @@ fn devices_have_properties() {
         (image, "numchildren", ["0", "-"]),
         (image, "read_errors", ["0", "-"]),
         (image, "allocating", ["on", "-"]),
-        // What nobody knows or counts.
+        // Properties that are not known or counted.
         (image, "slow_ios", ["-", "-"]),
         (image, "devid", ["-", "-"]),
         (image, "checksum_n", ["-", "default"]),
@@ -579,7 +579,7 @@ fn devices_are_called_as_asked() {
             assert!(devices[name]["name"] == *name && devices[name]["path"] == link, "{line} {letters}: {devices}");
         }
     }
-    // Of disks the last part of the path is shown; such a name is understood, too.
+    // For disks the last component of the path is shown; this name is accepted, too.
     let disk = pool.path("disk");
     fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
     let shown = Command::new("losetup").args(["-f", "--show"]).arg(&disk).output();
@@ -656,7 +656,7 @@ fn one_that_fails_keeps_no_other_from_it() {
     assert_eq!(pool.done("zfs get -Ho value userrefs %/a@1 %/b@1"), "0\n0\n");
     let output = pool.call("zfs list -Ho name %/a %/nosuch %/b");
     assert_eq!((output.status.code(), text(&output.stdout).lines().count()), (Some(1), 2));
-    // Of pools that are let go, the one that is in use stays.
+    // Of the pools to export, one in use stays.
     let held = fs::File::open(pool.path("tank/a")).unwrap();
     let (code, said) = pool.refused(&with("zpool export zwnosuch % & &"));
     assert!(code == 1 && said.contains(missing) && said.contains("busy"), "{said}");

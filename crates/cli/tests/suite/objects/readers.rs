@@ -113,7 +113,7 @@ fn a_reader_follows_the_writer() {
     fs::write(at.join("cut"), "other").unwrap();
     fs::write(at.join("after"), "after").unwrap();
     pool.follows("what comes after it", || (), || pool.see("after").is_some() && pool.see("cut").unwrap() == "other");
-    // The kernel is told of one file after the other.
+    // The reader invalidates one file after the other in its kernel.
     let went_back = || pool.see("after").is_none() && pool.see("cut").unwrap() == "cut";
     pool.follows("going back", || drop(nacre(&["fs", "rollback", "%@a"])), went_back);
     pool.follows("a snapshot that goes", || drop(nacre(&["fs", "destroy", "%@a"])), || names().is_empty());
@@ -167,7 +167,7 @@ fn a_reader_asks_for_nothing_that_it_may_not() {
     user.nacre(&[&import[..], &way, &[&pool.address, &theirs]].concat());
     let below = |root: &PathBuf| root.join(pool.at.strip_prefix("/").unwrap());
     let (there, at_home) = (below(&root), below(&home));
-    // Nobody else gets in, not even root.
+    // No other user gets in, not even root.
     let inside = format!("cd {}", at_home.display());
     let of_user = |script: &str| sh_as(&home, NOBODY, NOBODY, "", &format!("{inside} && {script}"));
     assert_eq!(sh(&there, "cat a"), "first\n");
@@ -191,7 +191,7 @@ fn a_reader_asks_for_nothing_that_it_may_not() {
     user.nacre(&["pool", "export", &theirs]);
     assert_eq!(gate.harmed(), 0, "{:?}", gate.heads());
     assert!(gate.requests() > 10);
-    // Whoever may only read cannot write, and has changed nothing.
+    // A reader cannot write, and has changed nothing.
     nacre(&["pool", "export", "%"]);
     let before = pool.moto.keys("");
     let way = ["--endpoint", &gate.endpoint, "--profile", "test", "--credentials-file", "keys"];

@@ -160,7 +160,7 @@ fn the_next_process_waits_for_a_store_that_is_away() {
     assert_eq!(pool.survives()["restarts"], 2);
     pool.export_and_import();
     assert_eq!(pool.sh("cat at/a at/b at/Closed"), "first\nmore\nmore\nsecond\nClosed\n");
-    // Told to end while it waits: what was synced is there.
+    // Terminated while it waits: everything synced is there.
     pool.yard.nacre(&["pool", "export", "%"]);
     pool.yard.nacre(&["pool", "import", "--survive", "%"]);
     let guardian = pool.guardian();
@@ -263,7 +263,8 @@ fn credentials_of_the_environment_and_another_program_go_on() {
     strike(guardian, 0);
     assert_eq!(pool.sh("cat at/file"), "one, two, three");
     assert!(!pool.log().contains(SECRET) && !pool.yard.nacre(&["pool", "status", "--json", "%"]).contains(SECRET));
-    // What lies below a file system of the pool cannot be opened by whoever is to serve that.
+    // A path below a file system of the pool cannot be opened by the process that is to serve the
+    // pool.
     pool.yard.nacre(&["pool", "export", "%"]);
     assert!(!is_mounted(&pool.at));
     let way = ["--endpoint", &pool.moto.endpoint, "--profile", "test", "--credentials-file", "keys"];

@@ -44,7 +44,7 @@ fn through(
     }
     thread::sleep(Duration::from_millis(random.below(700)));
     dead.set();
-    // Nobody may write below the mount when that is gone.
+    // No process may write into the directory below the mount when that is gone.
     pool.yard.end(&pool.name, rustix::process::Signal::KILL);
     eventually("the end of all loads", || working.iter().all(thread::JoinHandle::is_finished));
     crate::mounting::clear(&pool.at);
@@ -58,7 +58,7 @@ fn through(
     thread::sleep(Duration::from_millis(random.below(300)));
     pool.die();
     pool.import();
-    // The device is replaced while the change goes on, or after its end.
+    // The device is replaced during the change, or after its end.
     let (activity, late) = match change[1] {
         "attach" => ("raidz_expand", true),
         other => (other, false),

@@ -336,7 +336,8 @@ impl Ranges {
             Err(error) => return Err(error),
             Ok(()) => panic!("somebody else got the lock"),
         }
-        // What nobody has, everybody can get; the close gives it back. Waiting: a child of this process between fork and exec has the open file of the last round as well.
+        // A range without a lock can be locked; the close releases it. It may have to wait: a child
+        // of this process between fork and exec has the open file of the last round as well.
         shared.slowest.of(|| locks::set(other.as_fd(), eight(0), true))?;
         assert_eq!(locks::test(holder.as_fd(), eight(0))?.kind, locks::Kind::Write, "it was got");
         drop(other);

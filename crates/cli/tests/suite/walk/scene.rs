@@ -95,7 +95,7 @@ impl Scene {
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     }
 
-    /// The same as an ordinary user who has been let in.
+    /// Runs the command as an ordinary user who has access to the scene.
     pub fn run_as_user(&self, words: &str) -> (Option<i32>, String) {
         let script = format!("exec setpriv --reuid=65534 --regid=65534 --clear-groups -- nacre {words}");
         let output = finish(self.shell(&script).env("HOME", "/nonexistent").env("XDG_RUNTIME_DIR", "/nonexistent"));
@@ -147,7 +147,7 @@ impl Scene {
             if said.contains("UNAVAIL") {
                 let (code, said) = self.run("pool import -d $PWD $P");
                 if code == Some(3) {
-                    // It was destroyed already, and nobody had been told.
+                    // It was destroyed already, without an answer to the command.
                     self.run("pool export -f $P");
                 } else {
                     assert_eq!(code, Some(0), "{said}");
@@ -302,7 +302,8 @@ impl Scene {
                 self.look_below(&path, look);
                 continue;
             }
-            // What a directory takes says nothing, and what is kept for later is told by its name.
+            // The size of a directory has no meaning, and persistent state is described by its
+            // name.
             let size = if there.is_file() && !kept { there.len() } else { 0 };
             look.insert(self.plain(&format!(
                 "file {} {:o} {}:{} {size} {content}",
