@@ -1,4 +1,5 @@
-//! `nacre doctor`: what this machine offers, what is missing, and the command that gives it.
+//! `nacre doctor`: checks which features this machine supports, and names the commands that provide the
+//! missing ones.
 //!
 //! Invariants: it only looks: nothing is mounted, changed or started. Only what every mount needs is
 //! [`State::Missing`] and makes the exit code 1; what makes mounts faster or gives them to more people

@@ -16,7 +16,7 @@ use std::{fs, io, path::Path};
 /// the files.
 ///
 /// A directory that cannot be created, a file that cannot be written.
-/// A directory that cannot be made, a file that cannot be written.
+/// A directory that cannot be created, a file that cannot be written.
 pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
     let mut table = commands::table().disable_help_subcommand(true);
     table.build();

@@ -4,10 +4,10 @@
 //!
 //! ```text
 //!  command  the command line                         run    asks the processes that own the pools, prints
-//!  words    what stands in it: names, properties     list   tables and JSON of list and get
+//!  args     its arguments: names, properties         list   tables and JSON of list and get
 //!  owners   names of users and groups                diff   lines of diff
 //!  value    values as people read them               streams, replicate   send, receive, replicate
-//!  versions what a file was in snapshots
+//!  versions versions of a file in snapshots
 //! ```
 
 pub mod args;

@@ -18,7 +18,7 @@ pub struct CageSettings {
     pub when_full: WhenFull,
     /// Name patterns of files that may be deleted whole to make room.
     pub rotated: Vec<String>,
-    /// Name patterns of files that are never deleted to make room.
+    /// Name patterns of files that are never touched to make room.
     pub keep: Vec<String>,
     /// Soft limit: reaching it is reported.
     pub soft: Option<String>,

@@ -18,7 +18,7 @@ use std::{
     process::{Command, ExitCode, ExitStatus, Stdio},
 };
 
-/// Maximum number of streams, resumed ones included, for one file system in one run.
+/// Maximum number of attempts to send a stream of one file system, resumed ones included, in one run.
 const TRIES: usize = 3;
 /// The `receive` command for a target that does not exist yet.
 const NEW: [&str; 4] = ["receive", "-s", "-o", "readonly=on"];

@@ -29,7 +29,7 @@ pub enum StreamVerb {
         pool: String,
         /// The request.
         what: ToSendStream,
-        /// What is printed during the transfer.
+        /// Output during the transfer.
         told: Told,
     },
     /// Receive snapshots.

@@ -330,7 +330,7 @@ mod tests {
         assert!(said("zfs", "mount -a t/a").starts_with("too many arguments\n"));
         assert!(said("zfs", "list -d x").starts_with("bad numeric value 'x' for '-d <DEPTH>'\n"));
         assert!(said("zfs", "destroy").starts_with("missing dataset argument\n"));
-        // What is there for compatibility alone is not shown.
+        // Verbs that exist for compatibility only are not shown.
         assert!(!said("zpool", "").contains("reguid"));
     }
 
