@@ -317,7 +317,8 @@ impl<T: Table> Files<T> {
             inode.check_stored()?;
         }
         let offset = offset.unwrap_or(edited.row.size);
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= CONTENT_MOST).ok_or(FileError::TooLarge)?;
+        let end =
+            offset.checked_add(data.len() as u64).filter(|end| *end <= CONTENT_MOST).ok_or(FileError::TooLarge)?;
         if data.is_empty() {
             return Ok(WriteOutcome { written: 0, offset, has_attributes: false });
         }
