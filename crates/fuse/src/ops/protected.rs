@@ -68,8 +68,10 @@ impl Door {
         }
         let Some(inode) = self.key_of(header.nodeid) else { return false };
         let writeback = Arc::clone(&self.writeback);
+        // The first flush fails for an error of an earlier write-back as well, which the second does not see.
+        let flush = || writeback.flush_mapped(inode, header.pid) || writeback.flush_mapped(inode, header.pid);
         // Without another thread that serves the pages they stay.
-        fusewire::blocking(|| writeback.flush_mapped(inode, header.pid)).unwrap_or(false)
+        fusewire::blocking(flush).unwrap_or(false)
     }
 
     /// Whether the kernel may hold dirty pages of a file, or take some before the file is opened next.
@@ -157,7 +159,8 @@ impl Door {
             Ok(attr) => match attr.protection {
                 Protection::None => false,
                 Protection::AppendOnly => up_to <= attr.size,
-                Protection::Immutable => up_to == u64::MAX,
+                // Less than all of it where its pages could not be written back when it became immutable.
+                Protection::Immutable => true,
             },
             Err(error) => {
                 tracing::debug!(%error, nodeid = handle.nodeid, "pages of a file are not judged");

@@ -3,8 +3,8 @@
 //! stores to a shared mapping, and writes by a descriptor that has lost O_APPEND, into the page cache.
 //!
 //! Owned by `writeback.rs`; set by `ops/protected.rs` when flags change and when a file is opened for writing, asked
-//! with each page that arrives. Invariant: an offset is above 0 only if the kernel held no dirty page of the file
-//! when it was set, so a page that it took before the flags were set is never refused.
+//! with each page that arrives. Invariant: an offset grows only where the kernel holds no dirty page of the file,
+//! so a page that it took before the flags were set is never refused.
 
 use nacre_vfs::Protection;
 use parking_lot::Mutex;
@@ -22,12 +22,15 @@ pub(crate) struct ProtectedFiles {
 
 impl ProtectedFiles {
     /// The flags of a file have changed, which has this size now. `clean`: the kernel held no dirty page of it.
+    /// Otherwise only what was protected before stays protected: dirty pages there are refused already.
     pub fn set(&self, nodeid: u64, protection: Protection, size: u64, clean: bool) {
-        let offset = if clean { offset(protection, size) } else { 0 };
         let mut files = self.protected_up_to.lock();
         match protection {
             Protection::None => files.remove(&nodeid),
-            Protection::AppendOnly | Protection::Immutable => files.insert(nodeid, offset),
+            Protection::AppendOnly | Protection::Immutable => {
+                let most = if clean { u64::MAX } else { files.get(&nodeid).copied().unwrap_or(0) };
+                files.insert(nodeid, offset(protection, size).min(most))
+            }
         };
         self.count.store(files.len(), Ordering::Release);
     }
@@ -82,6 +85,12 @@ mod tests {
         assert_eq!(files.offset(1), 10);
         files.set(1, Protection::Immutable, 10, true);
         assert_eq!((files.offset(1), files.offset(2)), (u64::MAX, 0));
+        // A flush that fails takes no protection away, and adds none.
+        files.set(1, Protection::Immutable, 10, false);
+        assert_eq!(files.offset(1), u64::MAX);
+        files.set(1, Protection::AppendOnly, 10, false);
+        files.set(1, Protection::Immutable, 20, false);
+        assert_eq!(files.offset(1), 10);
         files.set(1, Protection::None, 10, true);
         files.begin(1, Protection::None, 10);
         files.begin(2, Protection::AppendOnly, 5);
