@@ -333,7 +333,6 @@ impl Door {
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
         let caller = &caller(header);
-        let is_first = !self.may_be_dirty(nodeid);
         let collected = flags.writes() && self.writeback.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
@@ -343,14 +342,15 @@ impl Door {
         let fh = self.open.files.insert(OpenHandle { collected, times, ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
+            // The end of the last writer before it has been noted under the same lock.
+            let is_first = !state.has_writers();
             state.add(fh, flags, Arc::clone(&file));
-            self.open.passthrough.begin(state, None)
+            (is_first, self.open.passthrough.begin(state, None))
         });
-        let Some((_, left)) = begun else {
+        let Some((is_first, (_, left))) = begun else {
             self.ungrant(fh);
             return Err(Errno::ESTALE.into());
         };
-        // The end of the last writer before it has been noted by now.
         if flags.writes() && is_first && created.is_none() {
             self.begin_protection(nodeid, node, &file);
         }

@@ -42,19 +42,32 @@ impl Door {
         let done = self.layer.ioctl(&caller(header), &node, request, output)?;
         if collects {
             match self.layer.getattr(&Caller::ROOT, &node, None) {
-                Ok(attr) if self.may_be_dirty(nodeid) => {
-                    self.writeback.protected.set(nodeid, attr.protection, attr.size, clean);
-                }
-                Ok(_) => self.writeback.protected.forget(nodeid),
+                Ok(attr) => self.set_protection(nodeid, attr.protection, attr.size, clean),
                 Err(error) => {
-                    tracing::debug!(%error, nodeid, "pages of a file are not judged");
-                    self.writeback.protected.set(nodeid, Protection::Immutable, 0, false);
+                    tracing::debug!(%error, nodeid, "pages of a file are judged by the flags known before");
+                    self.set_protection(nodeid, Protection::Immutable, 0, false);
                 }
             }
             // Attributes that were valid before would let writes through.
             self.writeback.ask_before_writes(nodeid);
         }
         Ok(done)
+    }
+
+    /// Enters changed flags in the table for as long as the file may be written to, under the lock under which writers
+    /// come and go.
+    fn set_protection(&self, nodeid: u64, protection: Protection, size: u64, clean: bool) {
+        let protected = &self.writeback.protected;
+        if self.writes_unopened() {
+            return protected.set(nodeid, protection, size, clean);
+        }
+        // Without a record, there is no writer.
+        self.inodes.with_any(nodeid, |record| {
+            match record.open_state_if_any().is_some_and(|state| state.has_writers()) {
+                true => protected.set(nodeid, protection, size, clean),
+                false => protected.forget(nodeid),
+            }
+        });
     }
 
     /// Has the dirty pages of a file written back whose inode's lock the caller of ioctl(2) holds; whether there are
