@@ -158,14 +158,28 @@ pub fn clear_foreign(device: &dyn Device) -> Result<(), PoolError> {
     zero(device, &ranges)
 }
 
-/// Zeroes the end of a device that has become longer, from the first label there on: the copy of a partition table
-/// or another program's header may lie there. Durable when it returns.
+/// Zeroes the end of a device of this pool that has become longer, from the first label there on: the copy of a
+/// partition table or another program's header may lie there. Labels of this device (its number is `index`) stay: they
+/// are in use where the device was longer already when the pool was imported. Durable when it returns.
 ///
 /// # Errors
 /// [`PoolError::Device`] for a device that cannot be written.
-pub fn clear_new_end(device: &dyn Device) -> Result<(), PoolError> {
+pub fn clear_new_end(device: &dyn Device, pool: u64, index: u16) -> Result<(), PoolError> {
     let length = device.length();
-    end_of_data(length).map_or(Ok(()), |end| zero(device, &[(end, length)]))
+    let Some(end) = end_of_data(length) else { return Ok(()) };
+    let mut ranges = vec![(end + ENDS, length)];
+    for place in [end, end + LENGTH] {
+        let mut block = vec![0; identity::LENGTH];
+        let read = device.read_at(&mut block, place + IDENTITY_AT);
+        let is_own = |found: Identity| found.pool == pool && found.index == index;
+        if read.is_ok() && Identity::decode(&block).is_ok_and(is_own) {
+            ranges.push((place, place + IDENTITY_AT));
+            ranges.push((place + IDENTITY_AT + identity::LENGTH as u64, place + RING_AT));
+        } else {
+            ranges.push((place, place + LENGTH));
+        }
+    }
+    zero(device, &ranges)
 }
 
 /// Where the labels at the end of a device begin.

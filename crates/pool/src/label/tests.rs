@@ -251,3 +251,38 @@ fn a_device_of_a_pool_is_nobody_elses() {
         assert_eq!(&now[0x30_0000..][..4], b"SKUL");
     }
 }
+
+/// Labels at the end of a device that was longer already when its pool was imported are in use; all else there is not.
+#[test]
+fn labels_in_use_at_a_new_end_stay() {
+    let device = Simulator::new("disk", (64 << 20) + 12_345);
+    let length = device.length();
+    write_identity(&device, &identity(3)).unwrap();
+    for generation in 1..4 {
+        let record = root(generation).encode().unwrap();
+        write_root(&device, generation, &record, Round::First).unwrap();
+        write_root(&device, generation, &record, Round::Second).unwrap();
+    }
+    let end = 63 << 20;
+    let foreign = [end, end + LENGTH + 512, end + RING_AT - 512, length - 512];
+    for offset in foreign {
+        device.write_at(b"EFI PART", offset).unwrap();
+    }
+    clear_new_end(&device, 77, 1).unwrap();
+    let now = device.bytes();
+    for offset in foreign {
+        assert!(now[offset as usize..][..8].iter().all(|byte| *byte == 0), "{offset:x}");
+    }
+    // The labels at the beginning are damaged before the next ones are written.
+    let whole = device.copy();
+    device.write_at(&vec![0xaa; ENDS as usize], 0).unwrap();
+    assert_eq!(probe(&device).unwrap(), Some(identity(3)));
+    assert_eq!(roots(&device, 77).unwrap().last().unwrap().generation, 3);
+    // Labels of another pool, and of another device of this one.
+    for (pool, index) in [(78, 1), (77, 0)] {
+        let other = whole.copy();
+        clear_new_end(&other, pool, index).unwrap();
+        assert!(other.bytes()[end as usize..].iter().all(|byte| *byte == 0), "{pool} {index}");
+        assert_eq!(probe(&other).unwrap(), Some(identity(3)));
+    }
+}

@@ -422,7 +422,8 @@ impl Store {
         }
         // No slot reaches into the labels at the new end, which lie behind those at the old one.
         for (number, _) in &grown {
-            label::clear_new_end(&*disks.device(*number as u16)?)?;
+            let index = *number as u16;
+            label::clear_new_end(&*disks.device(index)?, identity.pool, index)?;
         }
         (identity.revision, identity.time) = (identity.revision + 1, time);
         self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;
