@@ -234,7 +234,8 @@ impl Door {
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
             return Duration::ZERO;
         }
-        if attr.protection != Protection::None && attr.kind == Kind::File && self.writeback.on() {
+        let is_protected = attr.protection != Protection::None && attr.kind == Kind::File && self.writeback.on();
+        if is_protected && self.may_be_written(nodeid) {
             // The kernel asks before it takes a write, which is refused then.
             return Duration::ZERO;
         }

@@ -1,7 +1,13 @@
 //! chattr(1) and lsattr(1) on mounts, compared with ext4: flags, and the refusals of immutable and
 //! append-only files.
 
-use crate::mounting::{Fixture, as_root, images, needs, pools::Pool, sh, sh_as, status::Status, unions::branches};
+use crate::mounting::{
+    Fixture, as_root, images, needs,
+    pools::Pool,
+    sh, sh_as,
+    status::{Status, least_requests_of},
+    unions::branches,
+};
 use crate::surviving::pools::Surviving;
 use nacre_sys::mapping::SharedMapping;
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -209,6 +215,8 @@ fn protected_content_stays_as_it_is() {
         refused(immutable.write_all_at(b"x", LENGTH as u64));
         refused(immutable.set_len(5));
         mapping.write(8192, b"x").unwrap();
+        // Attributes that the kernel has kept let no write through.
+        assert_eq!(fs::metadata(pool.at("appended")).unwrap().len(), LENGTH as u64, "{atime}");
         let appended = OpenOptions::new().read(true).append(true).open(pool.at("appended")).unwrap();
         (&appended).write_all(b"more").unwrap();
         let overwriting = SharedMapping::new(&appended, LENGTH, true).unwrap();
@@ -237,6 +245,25 @@ fn protected_content_stays_as_it_is() {
         pool.nacre(&["fs", "snapshot", "%@t"]);
         assert_eq!(&fs::read(pool.at(".zfs/snapshot/t/immutable")).unwrap()[10..15], b"after", "{atime}");
     }
+}
+
+/// The kernel keeps the attributes of protected files that nobody can write to.
+#[test]
+fn protected_trees_are_not_asked_for_again() {
+    needs!(as_root());
+    let pool = Pool::made("cached", "256M", &["-O", "atime=on"]);
+    assert!(Status::of(&pool.at("")).asks_at_open().is_some());
+    let names: Vec<PathBuf> = (0..50).map(|number| pool.at(&format!("d/f{number}"))).collect();
+    fs::create_dir(pool.at("d")).unwrap();
+    for name in &names {
+        fs::write(name, "content").unwrap();
+    }
+    sh(&pool.at(""), "chattr -R +i d");
+    let look = || assert!(names.iter().all(|name| fs::metadata(name).unwrap().len() == 7));
+    look();
+    let asked = least_requests_of(&pool.at(""), look);
+    assert!(asked.values().sum::<u64>() <= 10, "{asked:?}");
+    sh(&pool.at(""), "chattr -R -i d");
 }
 
 /// A descriptor that was open for writing before `chattr +a` can still write, as on ext4.

@@ -2,8 +2,8 @@
 //! a file is opened, and takes what comes later into its page cache.
 //!
 //! Called by the other files of `ops/`. A write(2) is refused in the GETATTR that precedes it, for which attributes of
-//! such files are never valid; a store to a shared mapping, of which no request tells, when its page is written back.
-//! The table is `writeback/protected_files.rs`. Invariants: before flags begin to protect a file, the kernel writes back
+//! such files are not valid while they may be written to; a store to a shared mapping, of which no request tells, when
+//! its page is written back. The table is `writeback/protected_files.rs`. Invariants: before flags begin to protect a file, the kernel writes back
 //! its dirty pages, which are therefore never refused; where it cannot (before Linux 6.18, `self_io/flush.rs`),
 //! pages are not judged at all.
 
@@ -92,14 +92,30 @@ impl Door {
         self.writeback.caches_writes(nodeid) || self.may_be_mapped(nodeid)
     }
 
-    /// A file is about to be written to, of which the kernel holds no dirty page.
+    /// Whether the kernel may take a write to a file without a request to open it first.
+    pub(crate) fn may_be_written(&self, nodeid: u64) -> bool {
+        let has_writers = || {
+            self.inodes.with_any(nodeid, |record| record.open_state_if_any().is_some_and(|state| state.has_writers()))
+        };
+        self.writes_unopened() || has_writers().unwrap_or(false)
+    }
+
+    /// The first open file to write by has been entered, while the kernel holds no dirty page of the file.
     pub(super) fn begin_protection(&self, nodeid: u64, node: &Node, file: &Opened) {
-        if !self.writeback.flush_for_seek {
-            return;
-        }
         match self.layer.getattr(&Caller::ROOT, node, Some(&**file)) {
-            Ok(attr) => self.writeback.protected.begin(nodeid, attr.protection, attr.size),
-            Err(error) => tracing::debug!(%error, nodeid, "pages of a file are not judged"),
+            Ok(attr) => {
+                if self.writeback.flush_for_seek {
+                    self.writeback.protected.begin(nodeid, attr.protection, attr.size);
+                }
+                if attr.protection != Protection::None {
+                    // Without writers, its attributes were valid.
+                    self.writeback.ask_before_writes(nodeid);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, nodeid, "pages of a file are not judged");
+                self.writeback.ask_before_writes(nodeid);
+            }
         }
     }
 
