@@ -81,12 +81,10 @@ impl Door {
         }
     }
 
+    /// Enters an open file in the table. Nothing has to be known of its protection: a file that opens for reading and
+    /// writing is not protected, and data for one that opens for appending alone goes to its end.
     fn enter(&self, nodeid: u64, file: &Opened, flags: OpenFlags) -> Outcome<Arc<OpenHandle>> {
         let handle = Arc::new(opens::unopened(nodeid, flags, file));
-        // A process before this one may have been answerable for pages that the kernel holds.
-        if !self.survives.as_ref().is_some_and(|survives| survives.memory.resumes()) {
-            self.begin_protection(nodeid, &self.node(nodeid)?, file);
-        }
         self.writeback.join_unopened(nodeid, file);
         let there = self.writeback.written.add(Arc::clone(&handle));
         if !there.as_ref().is_some_and(|there| Arc::ptr_eq(there, &handle)) {
