@@ -192,8 +192,8 @@ impl Door {
                 Protection::Immutable => true,
             },
             Err(error) => {
-                tracing::debug!(%error, nodeid = handle.nodeid, "pages of a file are not judged");
-                false
+                tracing::debug!(%error, nodeid = handle.nodeid, "pages of a file are judged by the flags known before");
+                true
             }
         }
     }
