@@ -113,8 +113,12 @@ struct Server(PathBuf);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Ok(number) = fs::read_to_string(self.0.join("moto.pid")) {
-            crate::mounting::kill(number.trim().parse().unwrap(), rustix::process::Signal::TERM);
+        let Ok(number) = fs::read_to_string(self.0.join("moto.pid")) else { return };
+        // Empty where the page stopped before it wrote the number.
+        let Ok(number) = number.trim().parse::<i32>() else { return };
+        // Other numbers would be those of groups of processes.
+        if number > 0 {
+            crate::mounting::kill(number.unsigned_abs(), rustix::process::Signal::TERM);
         }
     }
 }
