@@ -1,7 +1,7 @@
-//! Attributes, extended attributes and what else is asked of or done to one file.
+//! Attributes and extended attributes, statfs and syncfs, and size changes of files.
 //!
-//! Questions go to the branch that is shown; changes first make sure that the file is where it may
-//! be changed.
+//! Queries go to the shown branch; a change first makes sure that the file is on a branch where it may be
+//! changed.
 
 use crate::{
     Ignored, OWN, UnionShared,
@@ -16,9 +16,9 @@ use crate::{
 use nacre_vfs::{AnyOpen, Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
 
-/// The right to write, as `access(2)` asks for it.
+/// The write bit of the mask of `access(2)`.
 const WRITE: u32 = 2;
-/// What `statfs(2)` tells of every union: longer whiteouts are hashed.
+/// `f_namemax` of every union: whiteouts of longer names are hashed.
 const NAME_MAX: u32 = 255;
 
 /// The open file of this union behind one that filters may have wrapped.
@@ -26,8 +26,7 @@ fn handle<'a>(node: &Arc<UnionNode>, file: Option<&'a dyn OpenFile>) -> Option<&
     file?.inner().as_any().downcast_ref::<UnionFile>().filter(|file| file.is_of(node))
 }
 
-/// Asks the branch that is shown, and once more where the file has gone to another branch
-/// meanwhile.
+/// Queries the shown branch, and queries again if the file has moved to another branch meanwhile.
 fn on_top<T>(node: &UnionNode, mut ask: impl FnMut(&Part) -> Result<T>) -> Result<T> {
     let top = node.top()?;
     match ask(&top) {
@@ -80,7 +79,7 @@ impl UnionShared {
             return Err(if node.kind == Kind::Directory { Errno::EISDIR } else { Errno::EINVAL });
         }
         let cuts_only = change.uid.is_none() && change.gid.is_none() && change.mode.is_none();
-        // What could still be refused must not find the content cut off already.
+        // A change that may still be refused must not find the content truncated already.
         let length = change.size.filter(|_| cuts_only).unwrap_or(u64::MAX);
         self.copy_up(&node, usize::MAX, length)?;
         let _still = self.hold_still(&node);
@@ -96,8 +95,8 @@ impl UnionShared {
         Ok(self.attr_up(&node, attr))
     }
 
-    /// What of a change is made on lower branches as well. A length that is set through an open file is that of this
-    /// file.
+    /// The part of a change that lower branches get as well. A length set through an open file applies to this
+    /// file only.
     fn change_of_others(&self, node: &UnionNode, change: &SetAttr, is_open: bool) -> SetAttr {
         let rules = self.rules();
         let is_file = node.kind != Kind::Directory;
@@ -165,12 +164,13 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Puts what has come to a directory of a branch on stable storage, where that is wanted.
-    /// Called before something on another branch goes that it stands for: branches may be different
+    /// Puts new entries of a branch's directory on stable storage, where the options ask for it. Called before
+    /// the file on another branch that they replace is removed: branches may be different file systems, which
+    /// commit their changes in any order.
     /// file systems, which end their changes in any order.
     ///
     /// # Errors
-    /// What the storage says: then the other one has to stay.
+    /// Errors of the storage: then the replaced file has to stay.
     pub(crate) fn make_durable(&self, branch: &Branch, directory: &Node) -> Result<()> {
         if self.options.sync { branch.layer.fsyncdir(&OWN, directory, false) } else { Ok(()) }
     }
@@ -190,7 +190,7 @@ impl UnionShared {
             return Err(Errno::ENODATA);
         }
         match on_top(&node, |top| top.branch.layer.getxattr(caller, &top.node, &stored, buffer)) {
-            // Some branches have ACLs and others cannot: the kernel takes that answer for a failure
+            // Some branches have ACLs and others do not support them: the kernel takes that error for a failure
             // of its permission check.
             Err(Errno::EOPNOTSUPP) if name.starts_with(b"system.posix_acl_") => Err(Errno::ENODATA),
             other => other,
@@ -245,7 +245,7 @@ impl UnionShared {
         let name = &*stored;
         let top = node.top()?;
         if !top.branch.is_writable() {
-            // Nothing is copied for an attribute that is not there.
+            // No copy-up for an attribute that does not exist.
             top.branch.layer.getxattr(caller, &top.node, name, &mut [])?;
         }
         self.copy_up(&node, usize::MAX, u64::MAX)?;
@@ -286,7 +286,7 @@ impl UnionShared {
     }
 
     fn figures_of(&self, caller: &Caller, top: &Part) -> Result<StatFs> {
-        // New content goes to the branch where the file would be copied to.
+        // Writes of new content go to the branch to which the file would be copied up.
         let branches = self.branches();
         let writable =
             branches.iter().take(top.branch.index().saturating_add(1)).rev().find(|branch| branch.is_writable());
@@ -296,7 +296,7 @@ impl UnionShared {
         }
     }
 
-    /// All file systems together, each once, in the smallest unit.
+    /// The sums of all file systems, each counted once, in the smallest block unit.
     fn sum(&self, caller: &Caller, node: &UnionNode) -> Result<StatFs> {
         let rules = self.rules();
         let counts = |branch: &Branch| match rules.figures_ignored {
@@ -331,7 +331,7 @@ impl UnionShared {
         Ok(sum)
     }
 
-    /// Everything to stable storage.
+    /// Flushes all branches to stable storage.
     pub(crate) fn syncfs(&self) -> Result<()> {
         for branch in self.branches().iter().filter(|branch| self.options.sync && branch.is_writable()) {
             branch.layer.syncfs()?;
@@ -349,7 +349,7 @@ pub(crate) fn all_xattrs(caller: &Caller, part: &Part) -> Result<Vec<u8>> {
         }
         let mut names = vec![0; size];
         match part.branch.layer.listxattr(caller, &part.node, &mut names) {
-            // One more has been set meanwhile.
+            // Another attribute has been set meanwhile.
             Err(Errno::ERANGE) => {}
             Ok(size) => {
                 names.truncate(size);

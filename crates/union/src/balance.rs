@@ -1,9 +1,9 @@
-//! Evening out how full branches are, while the union is in use.
+//! Balancing: evens out the use of the branches while the union is in use.
 //!
-//! Called by whoever controls a mount, from one thread. Files are moved one by one from the fullest
-//! file system to the emptiest that takes them, as `relocate.rs` moves them: the name shows the old
-//! file or the new one at every moment and after every crash. Every branch is walked once, and a
-//! move has to bring the two nearer to each other, so that it ends whatever users do meanwhile.
+//! Called from one thread of the process that controls the mount. Files are moved one by one from the fullest
+//! file system to the emptiest one that takes them, by `relocate.rs`: the name leads to the old file or the new
+//! one at every moment and after every crash. Every branch is walked once, and a move has to bring the use of
+//! the two file systems nearer to each other, so that the balance ends whatever users do meanwhile.
 
 use crate::{
     OWN, UnionShared,
@@ -23,28 +23,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long figures of free space are used again, corrected by what was moved.
+/// How long the figures of free space are reused, corrected by the bytes moved.
 const FRESH: Duration = Duration::from_secs(1);
-/// The pause before a file that is open is tried again.
+/// The pause before an open file is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How often a file is tried that is open or changes meanwhile.
+/// How often a file is tried that is open or is changed meanwhile.
 const ATTEMPTS: usize = 4;
 /// Bytes of a block in the attributes of files.
 const BLOCK: u64 = 512;
 
-/// What a balance is to come to, and what may be moved for it.
+/// The goal of a balance, and its filters for files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BalanceRules {
-    /// The use of no two file systems differs by more than so many hundredths of a percent.
+    /// The largest allowed difference in use between two file systems, hundredths of a percent.
     pub spread: u32,
     /// Smaller files stay, bytes.
     pub min_size: u64,
     /// Larger files stay, bytes.
     pub max_size: Option<u64>,
-    /// Only what matches one of these goes, where there are any. A pattern with a slash is held
-    /// against the path from the union's top, one without against the last component.
+    /// If not empty, only files that match one of these patterns are moved. A pattern with a slash is matched
+    /// against the path from the union's root, a pattern without a slash against the last component.
     pub include: Vec<String>,
-    /// What matches one of these stays.
+    /// Files that match one of these patterns stay.
     pub exclude: Vec<String>,
 }
 
@@ -58,7 +58,7 @@ impl BalanceRules {
     /// Reads a pattern of `include` or `exclude`.
     ///
     /// # Errors
-    /// What is no pattern.
+    /// A text that is no pattern.
     pub fn pattern(text: &str) -> Result<String, ParseError> {
         tier::pattern(text)
     }
@@ -70,23 +70,22 @@ impl BalanceRules {
     }
 }
 
-/// How far a balance has come, or what it has come to.
+/// Progress or result of a balance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BalanceReport {
     /// Files moved.
     pub moved: u64,
-    /// Their bytes; while it runs, with those of the present one so far.
+    /// Bytes moved; during the run, including those of the present file so far.
     pub bytes: u64,
-    /// Bytes that have to be moved in all, as far as that can be told.
+    /// Estimate of all bytes that have to be moved.
     pub expected: u64,
-    /// By how much the use of the fullest and the emptiest file system differs, hundredths of a
-    /// percent.
+    /// Difference in use between the fullest and the emptiest file system, hundredths of a percent.
     pub spread: u32,
-    /// How many files could not go that should have.
+    /// Number of files that should have been moved but could not be.
     pub left: u64,
-    /// The first 1,000 of them.
+    /// The first 1,000 files that could not be moved.
     pub examples: Vec<Left>,
-    /// It was stopped before it was done.
+    /// Whether the balance was stopped before its end.
     pub stopped: bool,
 }
 
@@ -94,7 +93,7 @@ pub struct BalanceReport {
 struct Group {
     branches: Vec<Arc<Branch>>,
     space: Space,
-    /// Nothing more can go from here.
+    /// No more files can be moved from here.
     done: bool,
 }
 
@@ -103,19 +102,19 @@ impl Group {
         self.space.used.saturating_add(self.space.free).max(1)
     }
 
-    /// The part that is used, if so many bytes came or went.
+    /// The used share if so many bytes were added or removed.
     fn share(&self, change: i128) -> f64 {
         (i128::from(self.space.used) + change).max(0) as f64 / self.size() as f64
     }
 }
 
-/// A directory on the way.
+/// A directory on the path of the walk.
 struct Frame {
     directory: Arc<UnionNode>,
     names: std::vec::IntoIter<Vec<u8>>,
 }
 
-/// The way through a branch.
+/// The walk through a branch.
 struct Walk {
     branch: Arc<Branch>,
     frames: Vec<Frame>,
@@ -126,7 +125,7 @@ struct Balance<'a> {
     rules: &'a BalanceRules,
     groups: Vec<Group>,
     walks: Vec<Walk>,
-    /// Files with several names are met under each.
+    /// A file with several names is found under each of them.
     tried: HashSet<nacre_vfs::FileId>,
     scans: Scans,
     looked: Instant,
@@ -135,12 +134,11 @@ struct Balance<'a> {
 }
 
 impl Control {
-    /// Moves files from full branches to emptier ones until the rules hold or nothing that may go
-    /// makes it better. `progress` is called for each piece and answers whether to go on.
+    /// Moves files from full branches to emptier ones until the spread is reached or no allowed move improves
+    /// it. `progress` is called for each piece and returns whether to continue.
     ///
     /// # Errors
-    /// EINVAL where less than two file systems take new files; what the storage says to the
-    /// question how full it is.
+    /// EINVAL where fewer than two file systems take new files; errors of the storage's statfs.
     #[expect(clippy::disallowed_methods, reason = "how often the branches are looked at")]
     pub fn balance_branches(
         &self,
@@ -170,7 +168,7 @@ impl Control {
 }
 
 impl Balance<'_> {
-    /// Finds the file systems that take new files, and begins the way through their branches.
+    /// Finds the file systems that take new files, and starts the walk through their branches.
     fn group(&mut self) -> Result<()> {
         let _branches = self.shared.gate.read();
         for branch in self.shared.branches().iter().filter(|branch| branch.creates()) {
@@ -197,7 +195,7 @@ impl Balance<'_> {
         Ok(())
     }
 
-    /// By how much the fullest and the emptiest differ, hundredths of a percent.
+    /// Difference in use between the fullest and the emptiest file system, hundredths of a percent.
     fn spread(&self) -> u32 {
         let shares = || self.groups.iter().map(|group| group.share(0));
         let spread = shares().fold(0.0, f64::max) - shares().fold(f64::INFINITY, f64::min);
@@ -234,7 +232,7 @@ impl Balance<'_> {
         Ok(())
     }
 
-    /// The next file on one of the branches of a file system that the rules let go.
+    /// The next file on a file system's branches that the filters allow to move.
     fn next_of(&mut self, group: usize) -> Option<Arc<UnionNode>> {
         let branches: Vec<u8> = self.groups.get(group)?.branches.iter().map(|branch| branch.slot).collect();
         let walk = self
@@ -274,7 +272,7 @@ impl Balance<'_> {
         self.next_of(group)
     }
 
-    /// Moves a file to the emptiest file system that takes it and is nearer to its own afterwards.
+    /// Moves a file to the emptiest file system that takes it, if this reduces the difference in use.
     fn file(&mut self, from: usize, node: &Arc<UnionNode>) {
         let Some(path) = node.path() else { return };
         let attr = {
@@ -314,7 +312,7 @@ impl Balance<'_> {
                         return;
                     }
                     Err(Stay::NoRoom) => why = Some(Stay::NoRoom),
-                    // Removed, or moved by somebody else.
+                    // Removed, or moved by another thread.
                     Err(Stay::Changed) if node.is_gone() => return,
                     Err(Stay::Stopped) => return,
                     Err(other) => return self.stays(path, other.to_string()),
@@ -326,8 +324,7 @@ impl Balance<'_> {
         }
     }
 
-    /// Whether two file systems are nearer to each other after so many bytes went from one to the
-    /// other.
+    /// Whether the use of two file systems differs less after moving so many bytes from one to the other.
     fn is_better(&self, from: usize, to: usize, bytes: u64) -> bool {
         let (Some(from), Some(to)) = (self.groups.get(from), self.groups.get(to)) else { return false };
         let before = from.share(0) - to.share(0);
@@ -342,7 +339,7 @@ impl Balance<'_> {
         }
     }
 
-    /// Moves one file, as often as somebody who changes the branches gets in between.
+    /// Moves one file; retries when the list of branches is changed meanwhile.
     #[expect(
         clippy::disallowed_methods,
         reason = "others use files on the branches, and change the branches: neither tells when it is done"

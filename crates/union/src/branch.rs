@@ -1,8 +1,8 @@
 //! Branches as users write them: `PATH=ATTRIBUTES`, several divided by `:`. Pure.
 //!
-//! aufs' attributes (`rw`, `ro+wh`) and mergerfs' (`RW`, `NC,4G`) are taken alike, in any mixture.
-//! A backslash takes the next character literally, for paths with a colon, an equals sign or a
-//! comma. What is not known is an error: aufs makes such a branch read-only without a word.
+//! aufs' attributes (`rw`, `ro+wh`) and mergerfs' (`RW`, `NC,4G`) are accepted alike, in any mixture. A
+//! backslash takes the next character literally, for paths with a colon, an equals sign or a comma. An unknown
+//! attribute is an error: aufs makes the branch read-only without a message.
 
 #[cfg(test)]
 mod tests;
@@ -15,7 +15,7 @@ use std::{
     str::FromStr,
 };
 
-/// The most branches, as in aufs by default; their numbers have to fit into positions of listings.
+/// The maximal number of branches, as in aufs by default; their numbers have to fit into positions of listings.
 pub const BRANCHES_MAX: usize = 127;
 
 /// Why a text was refused: a sentence for the user.
@@ -23,7 +23,7 @@ pub const BRANCHES_MAX: usize = 127;
 pub struct ParseError(String);
 
 impl ParseError {
-    /// With this sentence.
+    /// Creates an error with this sentence.
     pub fn new(sentence: impl Into<String>) -> ParseError {
         ParseError(sentence.into())
     }
@@ -37,16 +37,16 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// What may be done with a branch.
+/// The permitted operations on a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Everything.
+    /// All operations (`rw`).
     Rw,
-    /// Nothing is changed.
+    /// No changes (`ro`).
     Ro,
-    /// Nothing can change: its medium is read-only.
+    /// No changes, and the medium itself is read-only (`rr`).
     Rr,
-    /// Files are changed and removed, but nothing new is put there (mergerfs).
+    /// Files are changed and removed, but none are created there (mergerfs: `nc`).
     Nc,
 }
 
@@ -66,8 +66,8 @@ impl fmt::Display for Permission {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XattrClasses(u8);
 
-/// Each attribute word with its class of extended attributes and what their names begin with; the
-/// last class is all others.
+/// Each attribute word with its class of extended attributes and the prefix of their names; the last class has
+/// all remaining attributes.
 const CLASSES: [(&str, u8, &str); 5] = [
     ("icexsec", 1, "security."),
     // POSIX ACLs.
@@ -88,35 +88,35 @@ impl XattrClasses {
     }
 }
 
-/// What may be done with a branch, and how.
+/// The attributes of a branch: permission and options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchMode {
-    /// What may be done.
+    /// The permitted operations.
     pub permission: Permission,
-    /// Whiteouts count although it is read-only (`+wh`).
+    /// Whiteouts count although the branch is read-only (`+wh`).
     pub whiteouts: bool,
     /// Errors in copying attributes of these classes to this branch are ignored (`+icex*`).
     pub ignore_xattr: XattrClasses,
-    /// Nothing new is put there where less than so many bytes are free (`+minfree=SIZE`; `None`: as
-    /// for the whole union).
+    /// No files are created there while fewer bytes than this are free (`+minfree=SIZE`; `None`: the union's
+    /// limit).
     pub min_free: Option<u64>,
-    /// What happens when a file on it is opened (`+coo_reg`, `+coo_all`, `+moo`).
+    /// The action when a file on the branch is opened.
     pub copy_on_open: CopyOnOpen,
-    /// It is a tier: files go from it and to it as the rules of tiering say (`+fhsm`, `+tier`).
+    /// The branch is a tier: the tiering rules move files from it and to it (`+fhsm`, `+tier`).
     pub tier: bool,
 }
 
-/// What happens to a file that is opened, even if only for reading.
+/// The action when a file is opened, even only for reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyOnOpen {
-    /// Nothing.
+    /// No action.
     #[default]
     No,
-    /// A regular file is copied to the nearest branch above that takes new files (aufs: `coo_reg`).
+    /// A regular file is copied up to the nearest branch above that takes new files (aufs: `coo_reg`).
     Files,
-    /// Directories come to be there as well, without what is in them (`coo_all`).
+    /// As `Files`; directories are created there as well, without their entries (`coo_all`).
     All,
-    /// A regular file moves there (`moo`).
+    /// A regular file is moved there (`moo`).
     Move,
 }
 
@@ -131,7 +131,7 @@ impl CopyOnOpen {
     }
 }
 
-/// Words for attributes, with what they do or why they are refused.
+/// The accepted attribute words, as listed in error messages.
 const KNOWN: &str = "rw, ro, rr and nc, each with +wh, +nolwh, +unpin, +coo_reg, +coo_all, +moo, +tier, +icex, +icexsec, +icexsys, +icextr, +icexusr, +icexoth, +minfree=SIZE";
 
 impl BranchMode {
@@ -156,15 +156,15 @@ impl BranchMode {
         BranchMode::with(Permission::Ro)
     }
 
-    /// Read-only, with whiteouts of its own: a layer made by others.
+    /// Read-only, with whiteouts of its own: a layer made by another program.
     pub fn layer() -> BranchMode {
         BranchMode { whiteouts: true, ..BranchMode::ro() }
     }
 
-    /// From `rw`, `ro+wh`, `NC,4G`.
+    /// Parses `rw`, `ro+wh`, `NC,4G` and the like.
     ///
     /// # Errors
-    /// A word that is not known, not available yet, or makes no sense there.
+    /// A word that is unknown, not available yet, or makes no sense at its position.
     pub fn parse(text: &str) -> Result<BranchMode, ParseError> {
         let mut words = text.split(['+', ',']);
         let first = words.next().unwrap_or_default();
@@ -193,7 +193,7 @@ impl BranchMode {
             // Each whiteout is a file of its own; branches can be renamed.
             "nolwh" | "unpin" => {}
             "icex" => self.ignore_xattr.0 = ALL_CLASSES,
-            // Of these, the last one counts.
+            // The last of these words counts.
             "coo_reg" => self.copy_on_open = CopyOnOpen::Files,
             "coo_all" => self.copy_on_open = CopyOnOpen::All,
             "moo" if self.permission != Permission::Rw => {
@@ -223,17 +223,17 @@ impl BranchMode {
         Ok(())
     }
 
-    /// Whether files on it may be changed.
+    /// Whether files on the branch may be changed.
     pub fn writable(&self) -> bool {
         matches!(self.permission, Permission::Rw | Permission::Nc)
     }
 
-    /// Whether new files may be put there.
+    /// Whether new files may be created on the branch.
     pub fn creates(&self) -> bool {
         self.permission == Permission::Rw
     }
 
-    /// Whether whiteouts and opaque directories on it count.
+    /// Whether whiteouts and opaque directories on the branch count.
     pub fn reads_marks(&self) -> bool {
         self.whiteouts || self.writable()
     }
@@ -251,7 +251,7 @@ fn unknown(word: &str) -> ParseError {
     ))
 }
 
-/// As it can be read back.
+/// Writes the form that [`BranchMode::parse`] reads.
 impl fmt::Display for BranchMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.permission)?;
@@ -283,10 +283,10 @@ impl FromStr for BranchMode {
     }
 }
 
-/// A number of bytes: digits, and K, M, G, T or P of 1024 in either case, perhaps with `B` or `iB`.
+/// Parses a number of bytes: digits, and K, M, G, T or P of 1024 in either case, optionally with `B` or `iB`.
 ///
 /// # Errors
-/// Anything else, and more than fits.
+/// Any other text, and a number too large.
 pub fn parse_size(text: &str) -> Result<u64, ParseError> {
     let bad = || {
         ParseError(format!(
@@ -300,10 +300,10 @@ pub fn parse_size(text: &str) -> Result<u64, ParseError> {
     if written.is_empty() { Err(bad()) } else { shift.and_then(|shift| written.bytes(shift)).ok_or_else(bad) }
 }
 
-/// Bytes with whether each was written plainly, and so can divide.
+/// Bytes of a text, each with whether it was written without a backslash and can be a divider.
 pub(crate) type Escaped = [(u8, bool)];
 
-/// A text with backslashes taken apart.
+/// A text with its backslash escapes decoded.
 pub(crate) struct Unescaped {
     bytes: Vec<(u8, bool)>,
 }
@@ -323,18 +323,18 @@ impl Unescaped {
         Unescaped { bytes }
     }
 
-    /// The parts between plain `divider`s.
+    /// The parts between unescaped `divider`s.
     pub(crate) fn split(&self, divider: u8) -> impl Iterator<Item = &Escaped> {
         self.bytes.split(move |byte| *byte == (divider, true))
     }
 }
 
-/// The bytes alone.
+/// The bytes without the flags.
 pub(crate) fn plain(bytes: &Escaped) -> OsString {
     OsString::from_vec(bytes.iter().map(|(byte, _)| *byte).collect())
 }
 
-/// A path as it can be read back.
+/// Escapes a path for a list of branches.
 pub fn escape_path(path: &Path) -> OsString {
     let mut text = Vec::new();
     for byte in path.as_os_str().as_bytes() {
@@ -350,12 +350,12 @@ pub fn escape_path(path: &Path) -> OsString {
 /// `ro`, as in aufs.
 ///
 /// # Errors
-/// An attribute that is not known, an empty path, more than [`BRANCHES_MAX`] branches.
+/// An unknown attribute, an empty path, more than [`BRANCHES_MAX`] branches.
 pub fn parse_branches(text: &OsStr) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
     parse_list(text, |index| if index == 0 { BranchMode::rw() } else { BranchMode::ro() })
 }
 
-/// Reads one `PATH[=ATTRIBUTES]`, with this mode where there are no attributes.
+/// Parses one `PATH[=ATTRIBUTES]`; `default` is the mode without attributes.
 ///
 /// # Errors
 /// As [`parse_branches`], and a plain colon.
@@ -368,7 +368,7 @@ pub fn parse_one(text: &OsStr, default: BranchMode) -> Result<(PathBuf, BranchMo
     }
 }
 
-/// Reads a list of branches as mergerfs has it: without attributes all are `rw`.
+/// Parses a list of branches in mergerfs' form: without attributes all are `rw`.
 ///
 /// # Errors
 /// As [`parse_branches`].
@@ -376,7 +376,7 @@ pub fn parse_pool(text: &OsStr) -> Result<Vec<(PathBuf, BranchMode)>, ParseError
     parse_list(text, |_| BranchMode::rw())
 }
 
-/// Reads overlayfs' `upperdir` and `lowerdir`: the upper branch is `rw`, each lower one `ro+wh`.
+/// Parses overlayfs' `upperdir` and `lowerdir`: the upper branch is `rw`, each lower one `ro+wh`.
 ///
 /// # Errors
 /// An empty path, data-only layers (`::`), too many branches, none at all.
@@ -424,7 +424,7 @@ fn parse_branch(part: &Escaped, default: impl Fn() -> BranchMode) -> Result<(Pat
     Ok((PathBuf::from(plain(path)), mode))
 }
 
-/// At the last equals sign that is not the one of `minfree=`, which stands behind another one.
+/// Splits at the last equals sign that does not belong to `minfree=` after another one.
 fn divide(part: &Escaped) -> Option<(&Escaped, &Escaped)> {
     let mut end = part.len();
     loop {
@@ -439,7 +439,7 @@ fn divide(part: &Escaped) -> Option<(&Escaped, &Escaped)> {
     }
 }
 
-/// Checks that no branch lies in another, nor below the mount point. All paths must be canonical.
+/// Checks that no branch is inside another or below the mount point. All paths must be canonical.
 ///
 /// # Errors
 /// Names the two paths.

@@ -1,9 +1,8 @@
-//! A branch at work: its layer, what may be done with it, and its own directories.
+//! A branch of a mounted union: its layer, its permissions, and the union's own directories on it.
 //!
-//! Made by [`crate::Union::named`] and when a branch is added. What may be done with it and its
-//! place in the order change only while no operation is under way (`control.rs`); its slot never
-//! changes. Whoever uses a file of a branch holds the branch, so that one that has been removed
-//! from the union goes on serving what is open on it.
+//! Made by [`crate::Union::named`] and when a branch is added. Its mode and its position in the order change
+//! only while no operation is running (`control.rs`); its slot never changes. Each user of a file of a branch
+//! holds a reference to the branch, so that a removed branch continues to serve its open files.
 
 use crate::{
     branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
@@ -23,13 +22,13 @@ use std::{
     },
 };
 
-/// A branch to be.
+/// A branch before it is opened.
 pub struct Member {
-    /// As the user calls it: the path of a directory, mostly.
+    /// Name for the user: the path of a directory, mostly.
     pub name: PathBuf,
-    /// The branch.
+    /// The layer that serves the branch.
     pub layer: Arc<dyn Layer>,
-    /// What may be done with it.
+    /// Permission and options.
     pub mode: BranchMode,
     /// A directory of the same layer outside of the branch's tree, where the union's own
     /// directories go (overlayfs: `workdir`); `None` for the branch's top.
@@ -42,23 +41,22 @@ impl fmt::Debug for Member {
     }
 }
 
-/// The place of a branch that is no longer one: below all others.
+/// Position of a branch that is no longer part of the union: below all others.
 const NOWHERE: usize = usize::MAX;
 
 const CREATES: u8 = 1;
 const WRITABLE: u8 = 2;
 const READS_MARKS: u8 = 4;
-/// Nothing new is put there although its mode would allow it.
+/// No new files are created on the branch although its mode would allow it.
 const DRAINING: u8 = 8;
 const COPIES_ON_OPEN: u8 = 16;
 
-/// Which slots are taken: also those of branches that have been removed, as long as anybody has
-/// something open there.
+/// Slots in use: also the slots of removed branches, as long as a reference to the branch exists.
 #[derive(Default)]
 pub(crate) struct Slots(Vec<Weak<Branch>>);
 
 impl Slots {
-    /// A free slot, one that was never used before another.
+    /// Returns a free slot; slots that were never used come first.
     pub(crate) fn free(&self) -> Option<u8> {
         let next = if self.0.len() < BRANCHES_MAX {
             Some(self.0.len())
@@ -68,7 +66,7 @@ impl Slots {
         next.and_then(|slot| u8::try_from(slot).ok())
     }
 
-    /// The slot of this branch is taken.
+    /// Marks the slot of this branch as used.
     pub(crate) fn take(&mut self, branch: &Arc<Branch>) {
         let slot = usize::from(branch.slot);
         if self.0.len() <= slot {
@@ -80,35 +78,36 @@ impl Slots {
     }
 }
 
-/// A branch.
+/// An opened branch.
 pub(crate) struct Branch {
-    /// What listings and tables know it by, for as long as anybody holds it.
+    /// Number of the branch in listings and tables, for as long as a reference to the branch exists.
     pub(crate) slot: u8,
-    /// As the user calls it.
+    /// Name for the user.
     pub(crate) name: PathBuf,
     pub(crate) layer: Arc<dyn Layer>,
     pub(crate) root: Node,
     pub(crate) root_id: FileId,
     style: Style,
-    /// Its own directories are made when they are needed.
+    /// Whether the union's own directories on the branch are made only when they are needed.
     work_on_demand: bool,
     place: AtomicUsize,
     flags: AtomicU8,
-    /// Marks are in `user.` attributes.
+    /// Whether whiteouts and other marks are in `user.` attributes instead of `trusted.` ones.
     user_marks: AtomicBool,
     mode: RwLock<Arc<BranchMode>>,
-    /// Where its own directories are instead of at its top.
+    /// Directory for the union's own directories; `None` for the branch's root.
     apart: Option<Node>,
     hardlink_index: RwLock<Option<Node>>,
     work: OnceLock<Work>,
 }
 
 impl Branch {
-    /// Opens a branch. Its own directories are made where it is to be written, unless they are to be made on demand.
+    /// Opens a branch. The union's own directories are made if the branch is writable, unless they are to be
+    /// made on demand.
     ///
     /// # Errors
-    /// ENOTDIR where it is no directory, EROFS where it should be written and cannot be, and what
-    /// the storage says.
+    /// ENOTDIR where it is no directory, EROFS where the branch should be writable but is not, and errors of
+    /// the storage.
     pub(crate) fn open(slot: u8, member: Member, options: &UnionOptions) -> Result<Branch> {
         let Member { name, layer, mode, work } = member;
         let root = layer.root()?;
@@ -182,7 +181,7 @@ impl Branch {
         self.apart.as_ref().map_or(WorkHome::Top(&self.root), WorkHome::Apart)
     }
 
-    /// From now on, this is what may be done. [`Branch::prepare`] has been called with it.
+    /// Sets the mode. [`Branch::prepare`] has been called with it.
     pub(crate) fn set_mode(&self, mode: BranchMode) {
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let flags = flag(mode.creates(), CREATES)
@@ -193,7 +192,7 @@ impl Branch {
         self.flags.store(flags, Ordering::Relaxed);
     }
 
-    /// Whether anything new may be put there, from now on, if its mode allows it.
+    /// Stops or allows the creation of new files on the branch, within its mode.
     pub(crate) fn set_draining(&self, draining: bool) {
         if draining {
             self.flags.fetch_or(DRAINING, Ordering::Relaxed);
@@ -210,12 +209,12 @@ impl Branch {
         self.flags.load(Ordering::Relaxed) & flag != 0
     }
 
-    /// What may be done with it, as the user wrote it.
+    /// The mode, as the user wrote it.
     pub(crate) fn mode(&self) -> Arc<BranchMode> {
         Arc::clone(&self.mode.read())
     }
 
-    /// Its place, counted from the top; below all others once it is no longer a branch.
+    /// Position from the top, starting at 0; `usize::MAX` once the branch is no longer part of the union.
     pub(crate) fn index(&self) -> usize {
         self.place.load(Ordering::Relaxed)
     }
@@ -224,7 +223,7 @@ impl Branch {
         self.place.store(index, Ordering::Relaxed);
     }
 
-    /// It is no longer part of the union.
+    /// Takes the branch out of the order: it is no longer part of the union.
     pub(crate) fn retire(&self) {
         self.set_index(NOWHERE);
     }
@@ -234,23 +233,23 @@ impl Branch {
         self.index() != NOWHERE
     }
 
-    /// What a process after this one knows it by: its top directory.
+    /// Digest of the root directory's identity, by which the next process recognizes the branch.
     pub(crate) fn left_place(&self) -> u64 {
         let FileId { fs, ino, generation } = self.root_id;
         [ino, generation].into_iter().fold(mix(fs), |digest, number| mix(digest ^ number))
     }
 
-    /// Whether this is its top directory.
+    /// Whether this is the branch's root directory.
     pub(crate) fn is_root(&self, id: FileId) -> bool {
         id == self.root_id
     }
 
-    /// Whether files on it may be changed.
+    /// Whether files on the branch may be changed.
     pub(crate) fn is_writable(&self) -> bool {
         self.has(WRITABLE)
     }
 
-    /// Whether new files may be put there.
+    /// Whether new files may be created on the branch.
     pub(crate) fn creates(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & (CREATES | DRAINING) == CREATES
     }
@@ -265,13 +264,13 @@ impl Branch {
         self.has(COPIES_ON_OPEN)
     }
 
-    /// How marks are written and read.
+    /// Format of whiteouts and other marks on the branch.
     pub(crate) fn marks(&self) -> Marks {
         let namespace = if self.user_marks.load(Ordering::Relaxed) { Namespace::User } else { Namespace::Trusted };
         Marks { style: self.style, namespace }
     }
 
-    /// Marks there have been written by a union whose other branches are like this.
+    /// Sets the namespace in which the branch's marks are read.
     pub(crate) fn believe_marks_in(&self, namespace: Namespace) {
         self.user_marks.store(namespace == Namespace::User, Ordering::Relaxed);
     }
@@ -281,29 +280,30 @@ impl Branch {
         self.hardlink_index.read().clone().filter(|_| self.reads_marks())
     }
 
-    /// Gives temporary names in its own directories.
+    /// The allocator of temporary names in the union's own directories.
     ///
     /// # Errors
-    /// EROFS where it is not writable.
+    /// EROFS where the branch is not writable.
     pub(crate) fn work(&self) -> Result<&Work> {
         self.work.get().filter(|_| self.is_writable()).ok_or(Errno::EROFS)
     }
 
-    /// Its work directory, which is there as long as the answer lives.
+    /// The work directory, which exists as long as the returned guard lives.
     ///
     /// # Errors
-    /// EROFS where it is not writable; what the storage says where it has to be made.
+    /// EROFS where the branch is not writable; errors of the storage where the directory has to be made.
     pub(crate) fn work_directory(&self) -> Result<WorkDirectory<'_>> {
         self.work()?.directory(&*self.layer, self.home())
     }
 
-    /// Whether temporary files of it may be there.
+    /// Whether the branch may have temporary files of the union.
     pub(crate) fn has_work(&self) -> bool {
         self.work.get().is_some()
     }
 }
 
-/// Marks on branches that are only read have been written by a union like this one.
+/// Reads marks on read-only branches in the namespace of the first writable branch: a union with the same
+/// options is assumed to have written them.
 pub(crate) fn believe(branches: &[Arc<Branch>]) {
     let namespace = branches.iter().find(|branch| branch.is_writable()).map(|branch| branch.marks().namespace);
     if let Some(namespace) = namespace {
@@ -314,7 +314,7 @@ pub(crate) fn believe(branches: &[Arc<Branch>]) {
     }
 }
 
-/// The index of a branch, made where it is missing.
+/// The hard-link index directory of a branch, made if missing.
 ///
 /// # Errors
 /// EROFS where it has none and cannot be written; what the storage says.

@@ -1,10 +1,8 @@
-//! Looking a union over after a crash: what is left of interrupted work, and counts that are too
-//! high. Nothing found here ever hides or shows a wrong file; it takes up room, or makes `st_nlink`
-//! too large.
+//! The check after a crash: finds remains of interrupted work, and link counts that are too high. No finding
+//! ever hides or shows a wrong file; it takes up space, or makes `st_nlink` too large.
 //!
-//! Called by whoever wants to know ([`Union::check`]), also while the union is in use: each
-//! directory's names hold still while it is looked at, and temporary names of this run are left
-//! alone.
+//! Called by [`Union::check`], also while the union is in use: the names of each directory are locked while it
+//! is checked, and temporary names of this run are ignored.
 
 use crate::{
     OWN, Union, UnionShared,
@@ -17,18 +15,18 @@ use hashbrown::HashMap;
 use nacre_vfs::{DirEntry, DirSink, Errno, FileId, Kind, Name, Result};
 use std::sync::{Arc, atomic::Ordering};
 
-/// What is wrong.
+/// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// A file that was being made when an earlier run ended.
+    /// A temporary file of an earlier run that was interrupted.
     Leftover,
-    /// A whiteout beside a name that is there: it hides nothing.
+    /// A whiteout for a name that exists on the same branch: it hides nothing.
     UselessWhiteout,
-    /// A file is said to have more names than it has.
+    /// The hard-link index counts more names of a file than exist.
     TooManyLinks {
-        /// Names on lower branches as counted.
+        /// Number of names on lower branches according to the index.
         counted: u32,
-        /// As found.
+        /// Number of names that the walk found.
         found: u32,
     },
 }
@@ -38,15 +36,15 @@ pub enum Problem {
 pub struct Finding {
     /// The branch, counted from the top.
     pub branch: usize,
-    /// Where: the names from the top of the branch down, divided by `/`.
+    /// Path from the root of the branch, names divided by `/`.
     pub path: Vec<u8>,
-    /// What.
+    /// The kind of the finding.
     pub problem: Problem,
-    /// It has been put right.
+    /// Whether the problem has been repaired.
     pub repaired: bool,
 }
 
-/// Collects the union's own names.
+/// Collects the union's reserved names of a directory.
 #[derive(Default)]
 struct Reserved {
     names: Vec<Vec<u8>>,
@@ -54,7 +52,7 @@ struct Reserved {
     seen: usize,
 }
 
-/// Names looked at in one call.
+/// Names read in one call.
 const PAGE: usize = 4096;
 
 impl DirSink for Reserved {
@@ -71,29 +69,28 @@ impl DirSink for Reserved {
     }
 }
 
-/// A check under way.
+/// A running check.
 struct Check<'a> {
     shared: &'a UnionShared,
     repair: bool,
-    /// The branches that are written to when the union is mounted, where all are open to be read
-    /// only.
+    /// For each branch, whether it is writable when the union is mounted; here all may be open read-only.
     written: &'a [bool],
     findings: Vec<Finding>,
-    /// For each file in the hard-link index, the names that lead to it from below.
+    /// For each file in the hard-link index, the number of names on lower branches that lead to it.
     names: HashMap<FileId, u32>,
 }
 
 impl Union {
-    /// Looks everything over that can be seen, and puts right what is found where `repair` says so.
+    /// Checks the whole visible tree, and repairs the findings if `repair` is set.
     ///
     /// # Errors
-    /// What the branches say: the check then has not seen everything.
+    /// Errors of the branches: the check is incomplete then.
     pub fn check(&self, repair: bool) -> Result<Vec<Finding>> {
         self.look_over(repair, &[])
     }
 
-    /// Looks over a union whose branches are all open to be read only, so that nothing is written
-    /// to them; `written` tells those that are written to when it is mounted.
+    /// Checks a union whose branches are all open read-only, so that nothing is written; `written` has the
+    /// branches that are writable when it is mounted.
     ///
     /// # Errors
     /// As [`Union::check`].
@@ -114,8 +111,8 @@ impl Union {
                 Err(error) => return Err(error),
             }
         }
-        // An entry of the index that is still needed must not go: names in a directory that has
-        // moved may have been missed.
+        // A needed entry of the index must not be removed: names in a directory that has moved may have been
+        // missed.
         if complete && self.shared().tree.count.load(Ordering::Relaxed) == moves {
             check.links()?;
         }
@@ -160,7 +157,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// One of the union's own names in a directory of a branch.
+    /// Checks one of the union's reserved names in a directory of a branch.
     fn own_name(&mut self, directory: &Arc<UnionNode>, part: &Part, bytes: &[u8]) -> Result<()> {
         let (branch, name) = (&part.branch, Name::new(bytes)?);
         if work::is_left_over(branch.work().ok(), bytes) {
@@ -177,7 +174,7 @@ impl Check<'_> {
             marks::NameMark::Plain | marks::NameMark::Private => return Ok(()),
         };
         match branch.layer.lookup(&OWN, &part.node, Name::new(&hidden)?) {
-            // Other programs hide with it what lies below a directory.
+            // Other programs use it to hide the lower part of a directory.
             Ok(beside) if beside.attr.kind != Kind::Directory => {}
             Ok(_) | Err(Errno::ENOENT) => return Ok(()),
             Err(error) => return Err(error),
@@ -189,7 +186,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Counts of the hard-link index against what the walk has found.
+    /// Compares the counts of the hard-link index with the names that the walk found.
     fn links(&mut self) -> Result<()> {
         let _branches = self.shared.gate.read();
         for (id, branch, counted) in self.shared.hardlinks.counts(|branch| self.is_written(branch)) {
@@ -219,7 +216,7 @@ impl Check<'_> {
     }
 }
 
-/// The union's own names in a directory of a branch.
+/// The union's reserved names in a directory of a branch.
 fn reserved(part: &Part) -> Result<Vec<Vec<u8>>> {
     let mut page = Reserved::default();
     loop {

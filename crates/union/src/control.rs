@@ -1,12 +1,11 @@
-//! Branches come, go and change while the union is in use.
+//! Adding, removing and changing branches while the union is in use.
 //!
-//! Called by whoever controls a mount, from any thread. A change is prepared while operations go
-//! on, then made in a moment when none is under way ([`UnionShared::gate`]); files are looked up
-//! again when somebody comes to them (`revalidate.rs`). Invariants:
+//! Called by the process that controls the mount, from any thread. A change is prepared while operations
+//! continue, then made under the write half of [`UnionShared::gate`], when no operation is running; files are
+//! looked up again at their next use (`revalidate.rs`). Invariants:
 //! * one change at a time; a change that fails leaves everything as it was;
-//! * no file that the kernel reads by itself comes to be one that could be copied up: its reader
-//!   would not see the copy;
-//! * what is open on a branch that is removed by force goes on, and holds the branch.
+//! * no file under FUSE passthrough becomes one that could be copied up: the kernel would not read the copy;
+//! * files open on a branch that is removed by force continue to work, and hold the branch.
 
 use crate::{
     Member, OWN, Union, UnionOptions, UnionShared,
@@ -28,18 +27,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The longest that a change waits for a moment without operations.
+/// The longest wait for a moment without operations.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long new operations are kept waiting at a time for those under way to end.
+/// How long new operations are delayed at a time so that the running ones can end.
 const BURST: Duration = Duration::from_millis(20);
-/// How long doors get to close files that nobody has open any more.
+/// How long FUSE front ends get to close files that no process has open any more.
 const CLOSING: Duration = Duration::from_millis(500);
-/// How many files are named that are in the way.
+/// Maximal number of blocking files that an error names.
 const NAMED: usize = 5;
-/// Names that are looked at again, while everybody waits, before a branch goes.
+/// Maximal number of names that are checked again, while operations are blocked, before a branch is removed.
 const LOOKED_AT_ALONE: usize = 10_000;
 
-/// Why a change was refused: a sentence for the user.
+/// Why a change was refused, as a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangeError {
     errno: Errno,
@@ -51,8 +50,8 @@ impl ChangeError {
         ChangeError { errno, text: text.into() }
     }
 
-    /// The kind of refusal: EBUSY where files are in the way, EINVAL where it makes no sense,
-    /// ENOENT where there is no such branch, else what the storage said.
+    /// The error number: EBUSY for files in use, EINVAL for a change that makes no sense, ENOENT for an unknown
+    /// branch, else the storage's error.
     pub fn errno(&self) -> Errno {
         self.errno
     }
@@ -66,24 +65,25 @@ impl fmt::Display for ChangeError {
 
 impl Error for ChangeError {}
 
-/// A branch at one moment.
+/// The state of a branch at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BranchStatus {
-    /// Its number, which it keeps as long as it is a branch.
+    /// The slot, which does not change while it is a branch.
     pub slot: u8,
-    /// As the user calls it.
+    /// Name for the user.
     pub name: PathBuf,
-    /// What may be done with it.
+    /// Permission and options.
     pub mode: BranchMode,
-    /// Nothing new is put there, because it is being or has been emptied.
+    /// No new files are created there, because it is being or has been drained.
     pub draining: bool,
-    /// Its figures; `None` where it does not tell.
+    /// Figures of free space; `None` where the storage does not report them.
     pub space: Option<Space>,
-    /// Files open on it.
+    /// Number of files open on it.
     pub open_files: usize,
 }
 
-/// The control of a union: cheap to clone, for any thread. It holds the union.
+/// The handle for changing a union's branches: cheap to clone, for any thread. It holds a reference to the
+/// union.
 #[derive(Clone)]
 pub struct Control {
     pub(crate) shared: Arc<UnionShared>,
@@ -103,15 +103,15 @@ impl fmt::Debug for Control {
 }
 
 impl Union {
-    /// The control of this union.
+    /// Returns the control of this union.
     pub fn control(&self) -> Control {
         Control::from(Arc::clone(self.shared()))
     }
 }
 
 impl Control {
-    /// Calls this in the moment in which a change of the branches has been made and nobody has seen
-    /// it. It must not use the union.
+    /// Returns this control with a callback that runs when the branches have changed and before any operation
+    /// sees the change. It must not use the union.
     #[must_use]
     pub fn telling(self, settled: impl Fn() + Send + Sync + 'static) -> Control {
         Control { settled: Some(Arc::new(settled)), ..self }
@@ -138,8 +138,8 @@ impl Control {
         branches.iter().map(status).collect()
     }
 
-    /// Has those of these options hold from now on that change while mounted: policies, least free room, where full files
-    /// go, whose times directories show, which figures count. All other options stay.
+    /// Applies the options that can change while mounted: policies, minimal free space, moving files off full
+    /// branches, source of directory times, validity of the figures of free space. Other options stay.
     pub fn set_live_rules(&self, options: &UnionOptions) {
         self.shared.placing.rules.store(Arc::new(options.live_rules()));
     }
@@ -149,13 +149,12 @@ impl Control {
         self.shared.branches().iter().find(|branch| branch.name == name).map(|branch| branch.slot)
     }
 
-    /// Adds a branch at a place counted from the top; at the bottom where that is beyond the last.
-    /// Answers its slot.
+    /// Adds a branch at a position from the top, or at the bottom if the position is beyond the last branch.
+    /// Returns its slot.
     ///
     /// # Errors
-    /// EINVAL for too many branches and for one that is there already; EBUSY where files are open
-    /// that the kernel reads by itself and that could be copied up from now on; what the storage
-    /// says.
+    /// EINVAL for too many branches and for one that is already present; EBUSY where files under passthrough
+    /// are open that could be copied up after the change; errors of the storage.
     pub fn add(&self, member: Member, position: usize) -> Result<u8, ChangeError> {
         let shared = &self.shared;
         let mut slots = shared.membership.changing.lock();
@@ -186,12 +185,12 @@ impl Control {
         Ok(slot)
     }
 
-    /// Removes a branch. What is on it stays there. With `force`, files open on it go on being
-    /// served from it, and what only it shows or hides is no longer shown or hidden.
+    /// Removes a branch; its files stay on it. With `force`, files open on it continue to be served from it,
+    /// and users no longer see the files that only this branch had, nor the effect of its whiteouts.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch, EINVAL for the last one, EBUSY where files are open on
-    /// it, and where it is writable and users would miss something without it.
+    /// ENOENT for an unknown branch, EINVAL for the last one, EBUSY where files are open on it, and where it is
+    /// writable and its removal would change the visible tree.
     pub fn remove(&self, slot: u8, force: bool) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _slots = shared.membership.changing.lock();
@@ -221,7 +220,7 @@ impl Control {
             };
             shared.wait_for_closing(|file| file.is_on(&branch)).map_err(|files| busy(&files))?;
         }
-        // On a read-only branch there is nothing that could have been moved off it.
+        // Nothing could have been moved off a read-only branch.
         let guarded = !force && branch.is_writable();
         let was_draining = branch.is_draining();
         let looked_at = if guarded { Some(shared.missed(&branch)?) } else { None };
@@ -235,7 +234,7 @@ impl Control {
                     in_use(&branch, &there, "close them, drain the branch, or use force"),
                 ));
             }
-            // Something may have been renamed to where had been looked before.
+            // A rename may have moved names into a directory that was already checked.
             match looked_at {
                 Some(few) if few <= LOOKED_AT_ALONE => {
                     refuse_loss(&branch, shared.check_removal(&branch, || ())).map(drop)
@@ -252,13 +251,11 @@ impl Control {
         Ok(())
     }
 
-    /// Changes what may be done with a branch. A branch that has been drained takes files again if
-    /// its mode says so.
+    /// Changes the mode of a branch. A drained branch takes new files again if its mode allows it.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch; EBUSY where it is to be read-only and files are open
-    /// for writing on it, or files that the kernel reads by itself could be copied up from then on;
-    /// what the storage says.
+    /// ENOENT for an unknown branch; EBUSY where it becomes read-only while files on it are open for writing,
+    /// or where files under passthrough could be copied up after the change; errors of the storage.
     pub fn modify(&self, slot: u8, mode: BranchMode) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _slots = shared.membership.changing.lock();
@@ -288,7 +285,7 @@ impl Control {
         };
         let done = shared.replace_if(&branches, branches.clone(), check, || self.settled());
         if done.is_err() {
-            // Nobody has seen it: the change was undone before operations went on.
+            // No operation has seen the change: it is undone before operations continue.
             let _alone = shared.gate.write();
             branch.set_mode(old);
             branch.set_draining(was_draining);
@@ -299,7 +296,7 @@ impl Control {
     }
 }
 
-/// Refuses to take out a branch that users would miss; answers how many names have been looked at.
+/// Refuses the removal of a branch that would change the visible tree; returns the number of names checked.
 fn refuse_loss(branch: &Branch, check: Result<RemovalCheck, Errno>) -> Result<usize, ChangeError> {
     let failed = |error: Errno| {
         let text = format!(
@@ -315,7 +312,7 @@ fn refuse_loss(branch: &Branch, check: Result<RemovalCheck, Errno>) -> Result<us
     }
 }
 
-/// "3 files on /ssd are in use (a/b, c, ...): WHAT"
+/// Formats "3 files on /ssd are in use (a/b, c, ...): WHAT".
 fn in_use(branch: &Branch, files: &[Arc<UnionNode>], what: &str) -> String {
     format!("{} in use on {} ({}): {what}", count(files.len()), branch.name.display(), names(files))
 }
@@ -337,12 +334,12 @@ fn names(files: &[Arc<UnionNode>]) -> String {
 }
 
 impl UnionShared {
-    /// Makes sure that nobody would miss anything without a branch, which takes nothing new from
-    /// then on. Answers how many names were looked at.
+    /// Checks that users would miss nothing without a branch, and marks the branch as draining, so that nothing
+    /// new is created there. Returns the number of names checked.
     fn missed(&self, branch: &Arc<Branch>) -> Result<usize, ChangeError> {
         let was_draining = branch.is_draining();
         {
-            // Creations under way end first.
+            // Wait for creations in progress.
             let _alone = self.alone()?;
             branch.set_draining(true);
         }
@@ -362,7 +359,7 @@ impl UnionShared {
         found.ok_or_else(|| ChangeError::new(Errno::ENOENT, format!("there is no branch {slot}")))
     }
 
-    /// Everything that is open.
+    /// All open files with their nodes.
     pub(crate) fn open_files(&self) -> Vec<(Arc<UnionNode>, Arc<UnionFile>)> {
         let mut all = Vec::new();
         for node in self.nodes.all() {
@@ -371,27 +368,26 @@ impl UnionShared {
         all
     }
 
-    /// Tells doors that something has changed that did not come through them; answers whether there
-    /// are any.
+    /// Notifies the FUSE front ends of a change that did not come through them; returns whether there are any.
     pub(crate) fn tell(&self, what: &Invalidation) -> bool {
         let mut watchers = self.notices.watchers.lock();
         watchers.retain(|out| self.send(out, what.clone()));
         !watchers.is_empty()
     }
 
-    /// Asks doors to close a file that nobody has open any more, and waits for that, at most so
-    /// long. False where there are none.
+    /// Asks the FUSE front ends to close a file that no process has open any more, and waits for that until the
+    /// deadline `most`. Returns false if there are no front ends.
     pub(crate) fn ask_to_close(&self, node: &UnionNode, most: Duration) -> bool {
         let told = self.tell(&Invalidation::Content { id: node.id });
         if told {
-            // Where it stays open, whatever needs it closed is refused again.
+            // If it stays open, the operation that needs it closed is refused again.
             self.door.wait_closed(&[node.id], most, &mut || node.open_files().is_empty());
         }
         told
     }
 
-    /// Waits until no open file is of this kind, for a moment: doors may hold files that nobody has
-    /// open any more, and are asked to close them.
+    /// Waits until no open file is of this kind, for `CLOSING` at most: FUSE front ends may hold files that no
+    /// process has open any more, and are asked to close them.
     fn wait_for_closing(&self, kind: impl Fn(&UnionFile) -> bool) -> Result<(), Vec<Arc<UnionNode>>> {
         let there = || -> Vec<Arc<UnionNode>> {
             self.open_files().into_iter().filter(|(_, file)| kind(file)).map(|(node, _)| node).collect()
@@ -409,7 +405,7 @@ impl UnionShared {
         if closed { Ok(()) } else { Err(open) }
     }
 
-    /// Waits for a moment in which no operation is under way, and keeps it.
+    /// Waits until no operation is running, and returns the write lock that keeps it so.
     #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again, with an end")]
     pub(crate) fn alone(&self) -> Result<RwLockWriteGuard<'_, ()>, ChangeError> {
         let start = Instant::now();
@@ -428,8 +424,8 @@ impl UnionShared {
         }
     }
 
-    /// Makes `after` the branches, if `check` agrees in the moment when nobody looks; `settled` is
-    /// called in that moment when it is done.
+    /// Replaces the list of branches by `after` if `check`, called while no operation is running, agrees;
+    /// `settled` is called under the same lock after the change.
     fn replace_if(
         &self,
         before: &[Arc<Branch>],
@@ -438,7 +434,7 @@ impl UnionShared {
         settled: impl FnOnce(),
     ) -> Result<(), ChangeError> {
         let lent = |file: &UnionFile| file.is_lent() && !file.branch().is_writable();
-        // The kernel may be holding such files only in the hope of the next open.
+        // The kernel may hold these files only in case they are opened again.
         if self.open_files().iter().any(|(_, file)| lent(file)) {
             let _ = self.wait_for_closing(lent);
         }
@@ -460,7 +456,7 @@ impl UnionShared {
         }
         drop(alone);
         {
-            // What was interrupted when a branch was away.
+            // Finish moves that were interrupted while a branch was missing.
             let _branches = self.gate.read();
             self.settle();
         }
@@ -468,7 +464,7 @@ impl UnionShared {
         done
     }
 
-    /// Enters a list of branches everywhere. Nobody is looking.
+    /// Makes a list of branches current in all tables. No operation is running.
     fn enter(&self, branches: &[Arc<Branch>]) -> Result<(), ChangeError> {
         for old in self.branches().iter() {
             old.retire();
@@ -485,8 +481,7 @@ impl UnionShared {
         self.renew_root().map_err(failed)
     }
 
-    /// Refuses branches over files that the kernel reads by itself, and that could be copied up
-    /// now.
+    /// Refuses a list of branches under which an open file under passthrough could be copied up.
     fn check_lent(&self) -> Result<(), ChangeError> {
         let risky =
             |file: &UnionFile| file.is_lent() && !file.branch().is_writable() && self.can_rise(file.branch().index());
@@ -503,8 +498,8 @@ impl UnionShared {
         Err(ChangeError::new(Errno::EBUSY, text))
     }
 
-    /// Makes sure that nothing but what is open holds a branch that has been removed: its storage
-    /// can be unmounted.
+    /// Drops all references to a removed branch except those of open files, so that its storage can be
+    /// unmounted.
     fn let_go(&self, branch: &Arc<Branch>) {
         for node in self.nodes.all() {
             if node.part_on(branch).is_none() {

@@ -1,7 +1,8 @@
-//! mergerfs' control file: `.mergerfs` in the top directory, whose extended attributes `user.mergerfs.*` are the
-//! settings of the mount (mergerfs(1), "RUNTIME CONFIG"). Programs for pools (mergerfs-tools) find pools by it.
+//! mergerfs' control file: `.mergerfs` in the root directory, whose extended attributes `user.mergerfs.*` are
+//! the settings of the mount (mergerfs(1), "RUNTIME CONFIG"). Programs for pools (mergerfs-tools) recognize
+//! pools by it.
 //!
-//! Put over the union by [`Union::layer`] where the word `control-file=true` asks for it. Invariants:
+//! Stacked over the union by [`Union::layer`] if the option `control-file=true` is given. Invariants:
 //! * the file is in no listing and on no branch, and nothing can be given its name;
 //! * only root and the user who mounted may change a setting;
 //! * nodes of the union go through unchanged, and no lock of the union is held while a setting changes.
@@ -15,13 +16,13 @@ use nacre_vfs::{
 };
 use std::sync::Arc;
 
-/// The file's name in the top directory.
+/// The file's name in the root directory.
 const NAME: &[u8] = b".mergerfs";
 
 /// Its identity: no branch has a file system of this number.
 const ID: FileId = FileId { fs: u64::MAX, ino: 0x7fff_fffe, generation: 0 };
 
-/// Before the name of each setting.
+/// Prefix of the name of each setting.
 const PREFIX: &[u8] = b"user.mergerfs.";
 
 /// The content of the control file's node.
@@ -32,12 +33,12 @@ pub(crate) struct ControlFile {
     union: Arc<Union>,
     below: Arc<dyn Layer>,
     node: Node,
-    /// The user who mounted.
+    /// Uid of the user who mounted.
     owner: u32,
 }
 
 impl ControlFile {
-    /// Over `below`, which shows `union`.
+    /// Creates the layer over `below`, which shows `union`.
     pub(crate) fn new(union: Arc<Union>, below: Arc<dyn Layer>) -> ControlFile {
         let owner = rustix::process::geteuid().as_raw();
         ControlFile { union, below, node: Node::new(Arc::new(Marker)), owner }
@@ -53,12 +54,12 @@ impl ControlFile {
         caller.uid == 0 || caller.uid == self.owner
     }
 
-    /// Refuses a name for something else.
+    /// Refuses to create or change another file under the control file's name.
     fn check_name(&self, parent: &Node, name: Name<'_>) -> Result<()> {
         if self.is_its_name(parent, name) { Err(Errno::EPERM) } else { Ok(()) }
     }
 
-    /// With the times of the top directory.
+    /// The control file's attributes, with the times of the root directory.
     fn attr(&self) -> Result<Attr> {
         let top = self.below.root()?.attr;
         let attr = Attr { id: ID, kind: Kind::File, mode: 0o644, nlink: 1, uid: self.owner, gid: 0, ..top };
@@ -115,7 +116,8 @@ impl Layer for ControlFile {
         if is_control(node) { self.attr() } else { self.below.getattr(caller, node, file) }
     }
 
-    /// Without the kernel's own check: nobody executes it, and its owner and root may write to it.
+    /// Checks a permission without the kernel's help: the file is never executable, and its owner and root may
+    /// write to it.
     fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
         if !is_control(node) {
             return self.below.access(caller, node, mask);
@@ -171,7 +173,7 @@ impl Layer for ControlFile {
         self.below.rename(caller, parent, name, new_parent, new_name, flags)
     }
 
-    /// It has no content: mergerfs has no file to open either.
+    /// Fails: the file has no content; mergerfs has no file to open either.
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         if is_control(node) { Err(Errno::ENOENT) } else { self.below.open(caller, node, flags) }
     }

@@ -1,14 +1,14 @@
 //! Copying a file to a branch where it may be changed.
 //!
-//! Called before the first change of a file that is on a read-only branch, and by renames that need
-//! it higher up. The copy is built in the work directory of the branch, complete with attributes,
-//! made durable as configured, and put in its place by one rename, so that after a crash there is
-//! either no copy or a whole one. Whoever has the file open goes on with the copy. Invariants:
-//! * `copying` of the node is held all the while, and `moving` for writing where the original is on
-//!   a writable branch, so nobody changes either of the two;
-//! * an original on a writable branch goes when the name of the copy, and its place in the
-//!   hard-link index, are on stable storage;
-//! * the parents are there before; the parent's times are put back after.
+//! Called before the first change of a file on a read-only branch, and by renames that need the file on a
+//! higher branch. The copy is built in the work directory of the branch, complete with attributes, made durable
+//! as configured, and renamed to its final name in one step, so that after a crash there is either no copy or a
+//! whole one. Open files of the original switch to the copy. Invariants:
+//! * `copying` of the node is held all the while, and `moving` for writing if the original is on a writable
+//!   branch, so no thread changes either of the two;
+//! * an original on a writable branch is removed when the name of the copy, and its entry in the hard-link
+//!   index, are on stable storage;
+//! * the parents exist before; the parent's times are restored after.
 
 use crate::{
     OWN, UnionShared,
@@ -24,32 +24,32 @@ use nacre_vfs::{
 };
 use std::sync::Arc;
 
-/// Bytes copied between two looks at whether to go on.
+/// Bytes copied between two calls of `Pace`.
 const PIECE: u64 = 8 << 20;
 
-/// Called before each piece with its bytes; false ends the move.
+/// Called before each piece with its size in bytes; false aborts the move.
 pub(crate) type Pace<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-/// Bytes copied at once where the storage cannot do it by itself.
+/// Bytes per read and write where the storage cannot copy by itself.
 const BLOCK: usize = 256 << 10;
 
 /// The longest list of names and the longest value of extended attributes (`XATTR_LIST_MAX`,
 /// `XATTR_SIZE_MAX`, linux/limits.h).
 const XATTR_MAX: usize = 64 << 10;
 
-/// How often a file that is renamed meanwhile is followed.
+/// How often a file that is renamed meanwhile is looked up again.
 const ATTEMPTS: usize = 100;
 
-/// Which number a copy has.
+/// Which inode number a copy has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Number {
-    /// That of its origin: it stands for it from now on.
+    /// The number of the original, which the copy replaces.
     Kept,
-    /// It is another file.
+    /// A number of its own: the copy is another file.
     Own,
 }
 
-/// What is copied: a file as it was shown when the copy was begun.
+/// The source of a copy: a file as it was shown when the copy was begun.
 #[derive(Clone, Copy)]
 pub(crate) struct Original<'a> {
     pub(crate) node: &'a Arc<UnionNode>,
@@ -58,10 +58,10 @@ pub(crate) struct Original<'a> {
     pub(crate) attr: &'a Attr,
 }
 
-/// How a copy is made.
+/// Parameters of a copy.
 struct CopyRequest<'a> {
     number: Number,
-    /// Bytes of the content that are needed.
+    /// Number of bytes of the content that are needed.
     length: u64,
     pace: Option<Pace<'a>>,
 }
@@ -84,12 +84,12 @@ impl Built {
 }
 
 impl UnionShared {
-    /// Makes sure that a file is where it may be changed: on a writable branch, and not below
-    /// `most`. Of its content, only the first `length` bytes are needed.
+    /// Makes sure that a file is on a branch where it may be changed, not below `most`. Of its content, only
+    /// the first `length` bytes are needed.
     ///
     /// # Errors
-    /// EROFS where there is no such branch; EPERM for a file of a read-only branch with `chattr +i` or `+a`; ENOSPC and
-    /// what else the storages say.
+    /// EROFS where there is no such branch; EPERM for a file of a read-only branch with `chattr +i` or `+a`;
+    /// ENOSPC and other errors of the storages.
     pub(crate) fn copy_up(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
         if node.kind == Kind::Directory {
             return self.raise_directory(node);
@@ -100,8 +100,8 @@ impl UnionShared {
         }
         let _alone = node.copying.lock();
         for _ in 0..ATTEMPTS {
-            // Who changes attributes on a writable branch holds this alone, and what the copy does
-            // not have would be lost with the original.
+            // Changes of attributes on a writable branch hold this lock for reading; a change that the copy
+            // misses would be lost with the original.
             let unchanged = node.top()?.branch.is_writable().then(|| node.moving.write());
             let top = node.top()?;
             if top.branch.is_writable() && top.branch.index() <= most {
@@ -111,7 +111,7 @@ impl UnionShared {
                 continue;
             }
             if top.branch.is_writable() && !node.open_files().is_empty() {
-                // The kernel may be writing to the open file directly: it has to stay where it is.
+                // The kernel may be writing to the file under passthrough: it has to stay on its branch.
                 return Err(Errno::EXDEV);
             }
             let place = node.place().filter(|_| !node.is_gone());
@@ -142,18 +142,17 @@ impl UnionShared {
         top.branch.layer.getattr(&OWN, &top.node, file.as_deref().map(|file| file.inner()))
     }
 
-    /// Makes the copy of a file on a branch, complete and on stable storage, but for its name.
+    /// Makes the copy of a file on a branch, complete and on stable storage, except for its final name.
     pub(crate) fn build(&self, original: Original<'_>, target: &Arc<Branch>, length: u64) -> Result<Built> {
         self.build_as(original, target, CopyRequest { number: Number::Kept, length, pace: None })
     }
 
-    /// Makes such a copy piece by piece: before each one, `pace` says whether to go on. EINTR where
-    /// not.
+    /// As [`Self::build`], piece by piece: `pace` is called before each one. EINTR if it returns false.
     pub(crate) fn build_paced(&self, original: Original<'_>, target: &Arc<Branch>, pace: Pace<'_>) -> Result<Built> {
         self.build_as(original, target, CopyRequest { number: Number::Kept, length: u64::MAX, pace: Some(pace) })
     }
 
-    /// Makes another file that is like this one.
+    /// Makes a separate file with the same content and attributes.
     pub(crate) fn build_another(&self, original: Original<'_>, target: &Arc<Branch>) -> Result<Built> {
         self.build_as(original, target, CopyRequest { number: Number::Own, length: u64::MAX, pace: None })
     }
@@ -203,8 +202,8 @@ impl UnionShared {
         }
     }
 
-    /// Gives a copy the owner, the extended attributes, the mode and the times of what it was
-    /// copied from, in an order in which no step undoes another.
+    /// Copies owner, extended attributes, mode and times to a copy, in an order in which no step undoes
+    /// another.
     pub(crate) fn dress(&self, from: &Part, attr: &Attr, to: &Part) -> Result<()> {
         let layer = &to.branch.layer;
         let own = layer.getattr(&OWN, &to.node, None)?;
@@ -227,7 +226,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The last step. `None` where the file has been renamed meanwhile.
+    /// Gives a copy its final name, as the last step. `None` where the file has been renamed meanwhile.
     pub(crate) fn put_in_place(
         &self,
         Original { node, part: top, attr }: Original<'_>,
@@ -247,7 +246,7 @@ impl UnionShared {
         let is_linked = attr.nlink > 1 || self.hardlinks.knows(node.id);
         if is_linked {
             let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
-            // From now on every name shows the copy, even if it gets no name of its own here.
+            // From now on every name shows the copy, even if the copy gets no name of its own here.
             self.now_on(node, &part);
             let linked = layer.link(&OWN, &part.node, None, &parent.node, name)?;
             layer.adopt(&part.node, &linked.node);
@@ -256,8 +255,8 @@ impl UnionShared {
         } else {
             move_in(&**layer, (&work, built.temporary.name()?), (&parent.node, name))?;
             let learnt = learn(&built.part, parent, name);
-            // Whatever came of that, the file is there: an open one that cannot follow now tries
-            // again when it is used.
+            // The file is in place whatever the result was: an open file that cannot switch now tries again at
+            // its next use.
             self.now_on(node, &built.part);
             learnt?;
         }
@@ -268,23 +267,23 @@ impl UnionShared {
             self.make_durable(&built.branch, &index_directory(&built.branch)?)?;
         }
         self.make_durable(&built.branch, &parent.node)?;
-        // A move between writable branches leaves nothing behind.
+        // A move between writable branches leaves no original behind.
         if !matches!(top.branch.mode().copy_on_open, CopyOnOpen::Files | CopyOnOpen::All) {
             self.remove_hidden(&place.parent.view(), &top.branch, name);
         }
         Ok(Some(part))
     }
 
-    /// What follows when something has come to a directory of a branch by itself.
+    /// Syncs a branch's directory and restores its times after the union has added an entry of its own accord.
     pub(crate) fn tidy_parent(&self, part: &Part, parent: &Part, before: &Attr) {
         let layer = &part.branch.layer;
         if let Err(error) = put_back_times(&**layer, &parent.node, before) {
-            // The copy is in its place: that is what was asked for.
+            // The copy is in place, which is the purpose of the call.
             tracing::warn!(branch = part.branch.index(), ?error, "a directory keeps the times of a copy-up");
         }
     }
 
-    /// The file is there, and whoever has it open goes on there.
+    /// Makes a file's new part current, and switches its open files to it.
     pub(crate) fn now_on(&self, node: &Arc<UnionNode>, part: &Part) {
         node.settle(vec![part.clone()], part.branch.index());
         for file in node.open_files() {
@@ -292,8 +291,8 @@ impl UnionShared {
         }
     }
 
-    /// For a file to which no name is known to lead: one of several, which then find it in the
-    /// index, or none at all.
+    /// Places a copy without a visible name: the file has several names, which find it in the hard-link index,
+    /// or none at all.
     fn put_nowhere(&self, node: &Arc<UnionNode>, attr: &Attr, built: &Built) -> Result<Part> {
         if !node.is_gone() && (attr.nlink > 1 || self.hardlinks.knows(node.id)) {
             let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
@@ -346,20 +345,20 @@ fn make_like(
     })
 }
 
-/// Tells a file's node on its branch where it is now.
+/// Makes a file's node on its branch learn its present name.
 pub(crate) fn learn(part: &Part, parent: &Part, name: Name<'_>) -> Result<()> {
     let fresh = part.branch.layer.lookup(&OWN, &parent.node, name)?;
     part.branch.layer.adopt(&part.node, &fresh.node);
     Ok(())
 }
 
-/// Moves something finished to a free name.
+/// Moves a finished file or directory to a free name.
 ///
 /// # Errors
-/// EEXIST where somebody else has taken the name on the branch.
+/// EEXIST where another process has taken the name on the branch.
 pub(crate) fn move_in(layer: &dyn Layer, from: (&Node, Name<'_>), to: (&Node, Name<'_>)) -> Result<()> {
     match layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(RenameFlags::NOREPLACE)) {
-        // A file system without this flag.
+        // A file system without `RENAME_NOREPLACE`.
         Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
             layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(0))
         }
@@ -367,7 +366,7 @@ pub(crate) fn move_in(layer: &dyn Layer, from: (&Node, Name<'_>), to: (&Node, Na
     }
 }
 
-/// Puts a directory's times back after a change that users did not ask for.
+/// Restores a directory's times after a change by the union itself.
 fn put_back_times(layer: &dyn Layer, directory: &Node, before: &Attr) -> Result<()> {
     let change = SetAttr {
         atime: Some(SetTime::To(before.atime)),
@@ -377,7 +376,7 @@ fn put_back_times(layer: &dyn Layer, directory: &Node, before: &Attr) -> Result<
     layer.setattr(&OWN, directory, None, &change).map(|_| ())
 }
 
-/// Copies the first `size` bytes, leaving holes out; answers the end of the last piece copied.
+/// Copies the first `size` bytes without holes; returns the end of the last piece copied.
 fn copy_content(from: &Opened, to: &Opened, size: u64, mut pace: Option<Pace<'_>>) -> Result<u64> {
     let (mut at, mut end) = (0, 0);
     while at < size {
@@ -415,7 +414,7 @@ fn copy_content(from: &Opened, to: &Opened, size: u64, mut pace: Option<Pace<'_>
     Ok(end)
 }
 
-/// Copies from `start` to `end`; answers how far there was something.
+/// Copies from `start` to `end`; returns the offset up to which there was data.
 fn copy_range(from: &Opened, to: &Opened, start: u64, end: u64) -> Result<u64> {
     let mut at = start;
     while at < end {
@@ -452,8 +451,8 @@ fn is_label(name: &[u8]) -> bool {
     name.starts_with(b"security.") && name != b"security.capability"
 }
 
-/// Copies extended attributes (access control lists and capabilities are such), but for the union's
-/// own marks.
+/// Copies extended attributes (including access control lists and capabilities), except for the union's own
+/// marks.
 fn copy_xattrs(from: &Part, to: &Part) -> Result<()> {
     let mut names = vec![0; XATTR_MAX];
     let size = match from.branch.layer.listxattr(&OWN, &from.node, &mut names) {

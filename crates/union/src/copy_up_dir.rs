@@ -1,10 +1,10 @@
-//! Making a directory whole on one branch: everything that can be seen in it is copied there, and
-//! the directory is opaque.
+//! Copying a directory completely to one branch: its whole visible content is copied there, and the directory
+//! becomes opaque.
 //!
-//! Called before a directory that is merged, or on a read-only branch, is renamed. Every step
-//! leaves the visible tree as it was, so a crash in between costs nothing but space. Bounded by
-//! [`crate::UnionOptions::directory_copy_limit`]: beyond it the answer is EXDEV, upon which
-//! programs copy by themselves.
+//! Called before a directory that is merged, or on a read-only branch, is renamed. No step changes the visible
+//! tree, so a crash in between costs nothing but space. Bounded by
+//! [`crate::UnionOptions::directory_copy_limit`]: beyond it the error is EXDEV, upon which programs copy by
+//! themselves.
 
 use crate::{
     OWN, UnionShared,
@@ -16,18 +16,17 @@ use crate::{
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
 
-/// How deep a directory may be that is brought together: each level takes some of the thread's
-/// stack.
+/// Maximal depth of the directory tree: each level takes some of the thread's stack.
 const LEVELS: usize = 200;
 
-/// What may still be copied.
+/// The remaining limit of a copy.
 struct Budget {
     entries: usize,
     levels: usize,
 }
 
 impl UnionShared {
-    /// What can be seen in a directory and may be, all or in part, on other branches than this one.
+    /// The visible names of a directory that may be, in whole or in part, on other branches than this one.
     fn names_elsewhere(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
         let parts = directory.parts();
         let sources: Vec<_> = parts.iter().map(source).collect();
@@ -38,16 +37,16 @@ impl UnionShared {
         })
     }
 
-    /// Makes a directory whole on a branch.
+    /// Copies a directory completely to a branch.
     ///
     /// # Errors
-    /// EXDEV where too much would have to be copied, and what copying may answer.
+    /// EXDEV where the limit is exceeded, and the errors of copying.
     pub(crate) fn copy_up_dir(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let mut budget = Budget { entries: self.options.directory_copy_limit, levels: LEVELS };
         self.copy_up_dir_within(directory, branch, &mut budget)
     }
 
-    /// Whether bringing a directory together on a branch would copy no more than is allowed.
+    /// Whether copying a directory completely to a branch stays within the limit.
     pub(crate) fn is_small(&self, directory: &Arc<UnionNode>, branch: &Branch) -> Result<bool> {
         let mut left = self.options.directory_copy_limit;
         let mut waiting = vec![Arc::clone(directory)];
@@ -104,8 +103,8 @@ impl UnionShared {
         }
     }
 
-    /// Notes on the part of a directory that will be all of it the number that it has, which was that of its
-    /// lowest part.
+    /// Stores the directory's present inode number, which is that of its lowest part, on the part that will be
+    /// the only one.
     fn keep_number(&self, directory: &UnionNode, part: &Part) -> Result<()> {
         if !self.is_copy(directory, part) {
             return Ok(());
@@ -118,7 +117,7 @@ impl UnionShared {
         identity::set_origin(&self.identities, &part.branch, &part.node, part.id, directory.id)
     }
 
-    /// Brings one name to the branch.
+    /// Copies one entry to the branch.
     fn bring(
         self: &Arc<UnionShared>,
         directory: &Arc<UnionNode>,
@@ -150,7 +149,7 @@ impl UnionShared {
     }
 }
 
-/// Whether nothing of it is on another branch.
+/// Whether no part of a file is on another branch.
 fn is_complete_on(found: &FoundFile, branch: &Branch) -> bool {
     matches!(found.parts.as_slice(), [part] if part.branch.index() == branch.index())
 }

@@ -1,9 +1,9 @@
-//! Everything that makes a new name: files, directories, links.
+//! Creating names: files, directories, links.
 //!
-//! What is made is made under its own name at once where that is free on the branch, so that groups
-//! and access control lists are handed down by the directory itself; where a whiteout stands at the
-//! very name, under a hidden one in the same directory, and then moved over the whiteout. A
-//! directory that takes the place of a hidden one is opaque before it gets its name.
+//! A new file is made directly under its own name where the name is free on the branch, so that the directory
+//! itself passes on its group and access control lists. If a whiteout has the very name, the file is made under
+//! a hidden name in the same directory, and then renamed over the whiteout. A directory that replaces a hidden
+//! one is opaque before it gets its name.
 
 use crate::{
     ATTEMPTS, OWN, UnionShared,
@@ -20,32 +20,32 @@ use nacre_vfs::{
 };
 use std::{ops::Deref, sync::Arc};
 
-/// Where something new goes. The directory's names hold still.
+/// The location of a new file. The directory's names are locked.
 pub(crate) struct Spot<'a> {
     pub(crate) branch: &'a Arc<Branch>,
     pub(crate) directory: &'a Node,
     part: &'a Part,
     name: Name<'a>,
-    /// A whiteout stands at the very name.
+    /// A whiteout has the very name.
     occupied: bool,
-    /// A whiteout beside the name.
+    /// A `.wh.` whiteout hides the name.
     covered: bool,
-    /// The last branch on which it would be seen, and the last that could show a directory of this
+    /// The last branch on which the new file would be visible, and the last that could show a directory of this
     /// name.
     floor: usize,
 }
 
-/// The name under which something is made first.
+/// The name under which a file is made first.
 enum Making<'a> {
     Itself(Name<'a>),
     /// In the same directory.
     Hidden(Temporary),
-    /// In the work directory, which is emptied when a process that was killed is followed by another
-    /// one: a name that stayed would be counted as a link.
+    /// In the work directory, which is emptied by the next process after a kill: a name that stayed would be
+    /// counted as a link.
     Apart(Temporary),
 }
 
-/// The directory in which something is made first.
+/// The directory in which a file is made first.
 enum MakingHome<'a> {
     Directory(&'a Node),
     Work(WorkDirectory<'a>),
@@ -67,7 +67,7 @@ impl<'a> Spot<'a> {
         Ok(if hidden { Making::Hidden(self.branch.work()?.hidden_temporary()) } else { Making::Itself(self.name) })
     }
 
-    /// The directory in which it is made first.
+    /// Returns the directory in which the file is made first.
     fn home(&self, making: &Making<'_>) -> Result<MakingHome<'_>> {
         match making {
             Making::Itself(_) | Making::Hidden(_) => Ok(MakingHome::Directory(self.directory)),
@@ -75,7 +75,7 @@ impl<'a> Spot<'a> {
         }
     }
 
-    /// Gives what has been made its name.
+    /// Gives the new file its final name.
     fn finish(&self, making: &Making<'_>, node: &Node, kind: Kind) -> Result<()> {
         let layer = &self.branch.layer;
         if let Making::Hidden(temporary) | Making::Apart(temporary) = making {
@@ -96,7 +96,7 @@ impl<'a> Spot<'a> {
         if self.covered
             && let Err(error) = self.branch.marks().unhide(&**layer, self.directory, self.name)
         {
-            // It hides nothing that could be seen.
+            // It hides nothing that is visible.
             tracing::warn!(branch = self.branch.index(), ?error, "a whiteout stays beside its name");
         }
         Ok(())
@@ -132,7 +132,7 @@ impl Making<'_> {
     }
 }
 
-/// Refuses the union's own names.
+/// Refuses the union's reserved names.
 ///
 /// # Errors
 /// EPERM, as aufs.
@@ -140,19 +140,19 @@ pub(crate) fn check_name(name: Name<'_>) -> Result<()> {
     if marks::is_reserved(name.bytes()) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Which branch a new name goes to.
+/// How the branch of a new name is chosen.
 #[derive(Clone, Copy)]
 enum On<'a> {
-    /// As the policy says.
+    /// By the policy.
     Any,
-    /// As the policy says for a directory.
+    /// By the policy for directories.
     AnyForDirectory,
     /// This one.
     Branch(&'a Arc<Branch>),
 }
 
 impl UnionShared {
-    /// Finds the spot for a new name and makes it there.
+    /// Finds the location of a new name and makes the file there.
     fn make<T>(
         &self,
         caller: &Caller,
@@ -162,7 +162,7 @@ impl UnionShared {
         act: &mut dyn FnMut(&Spot<'_>) -> Result<T>,
     ) -> Result<T> {
         check_name(name)?;
-        // Chosen once: a policy that takes turns must not take several for one file.
+        // Chosen once: a round-robin policy must not advance several times for one file.
         let mut chosen: Option<Arc<Branch>> = None;
         for _ in 0..ATTEMPTS {
             let target = {
@@ -197,7 +197,7 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    /// The node of something just made.
+    /// The node of a new file.
     fn born(
         &self,
         parent: &Arc<UnionNode>,
@@ -256,7 +256,7 @@ impl UnionShared {
         match node.kind {
             Kind::File => {}
             Kind::Directory => return Err(Errno::EISDIR),
-            // The kernel shall look again and do what is right for it.
+            // The kernel looks the name up again and retries.
             _ => return Err(Errno::ESTALE),
         }
         let file = self.open_node(caller, &node, flags)?;
@@ -295,7 +295,7 @@ impl UnionShared {
             let opaque = spot.occupied || spot.covered || self.options.opaque_always;
             let layer = &spot.branch.layer;
             let making = spot.making(opaque)?;
-            // Whoever runs us may be no superuser, and has to be able to work in it until it is
+            // The server may run without privileges, and has to be able to work in the directory until it is
             // finished.
             let first = if opaque { mode | 0o700 } else { mode };
             let mut entry = layer.mkdir(caller, spot.directory, making.name()?, first)?;
@@ -388,8 +388,8 @@ impl UnionShared {
         for _ in 0..ATTEMPTS {
             let part = self.copy_up(&node, most, u64::MAX)?;
             match self.link_on(caller, &node, &part, file, &parent, name) {
-                // The name is hidden on a branch above: the file has to go there, unless somebody
-                // may be writing to it where it is.
+                // The name is hidden on a branch above: the file has to be copied up there, unless a process
+                // may be writing to it on its branch.
                 Err(Errno::EXDEV) if part.branch.index() > 0 && node.open_files().is_empty() => {
                     most = part.branch.index() - 1
                 }
@@ -427,7 +427,7 @@ impl UnionShared {
                 self.mark_home(parent, spot.part)?;
             }
             let file = open.as_deref().map(|file| file.inner());
-            // A link has no owner of its own, and users must not enter the work directory.
+            // A link has no owner of its own, and users have no access to the work directory.
             let apart = |making: &Making<'_>| layer.link(&OWN, &part.node, file, &*spot.home(making)?, making.name()?);
             let (making, entry) = if spot.occupied {
                 let making = Making::Apart(spot.branch.work()?.temporary());

@@ -1,11 +1,10 @@
-//! Emptying a branch while the union is in use, so that it can be removed and nothing changes for
-//! users.
+//! Draining: empties a branch while the union is in use, so that it can be removed without a visible change.
 //!
-//! Files go where the policy for new files puts them; what the branch hides (whiteouts, opaque
-//! directories) is hidden on another branch before; directories come to be on another branch with
-//! their attributes, and go from this one when nothing is left in them. Every step leaves the
-//! visible tree as it was, and what stands elsewhere for a mark or a directory is on stable storage
-//! before that goes, so that stopping, or a crash, costs nothing. What cannot go is told and stays.
+//! Files are moved to the branches that the policy for new files chooses. Whiteouts and opaque directories of
+//! the branch are first replaced by ones on another branch; directories are created on another branch with
+//! their attributes, and removed from this one when they are empty. No step changes the visible tree, and the
+//! replacement of a whiteout or directory is on stable storage before the old one is removed, so that a stop or
+//! a crash costs nothing. Entries that cannot be moved are reported and stay.
 
 use crate::{
     OWN, UnionShared,
@@ -24,40 +23,40 @@ use std::{
     time::Duration,
 };
 
-/// How often a file is tried that is open or changes meanwhile.
+/// How often a file is tried that is open or is changed meanwhile.
 const ATTEMPTS: usize = 4;
-/// How long it is left alone in between: doors close files that nobody has open any more.
+/// The pause between two attempts: FUSE front ends close files that no process has open any more.
 const REST: Duration = Duration::from_millis(20);
 
-/// How far a drain has come.
+/// Progress of a drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainProgress {
     /// Files moved.
     pub moved: u64,
-    /// Their bytes, with those of the present one so far.
+    /// Bytes moved, including those of the present file so far.
     pub bytes: u64,
-    /// What cannot go, so far.
+    /// Number of entries that cannot be moved, so far.
     pub left: u64,
-    /// The present file, names divided by slashes.
+    /// Path of the present file, names divided by slashes.
     pub path: Vec<u8>,
 }
 
-/// What a drain has come to.
+/// Result of a drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainReport {
     /// Files moved.
     pub moved: u64,
-    /// Their bytes.
+    /// Bytes moved.
     pub bytes: u64,
-    /// How much stays.
+    /// Number of entries that stay.
     pub left: u64,
-    /// The first 1,000 of what stays.
+    /// The first 1,000 entries that stay.
     pub examples: Vec<Left>,
-    /// It was stopped before it was done.
+    /// Whether the drain was stopped before its end.
     pub stopped: bool,
 }
 
-/// A directory on the way.
+/// A directory on the path of the walk.
 struct Frame {
     directory: Arc<UnionNode>,
     names: std::vec::IntoIter<Vec<u8>>,
@@ -72,13 +71,12 @@ struct Drain<'a> {
 }
 
 impl Control {
-    /// Moves everything off a branch that can go; from then on nothing new is put there, until
-    /// [`Control::modify`] says otherwise. `progress` is called for each piece and answers whether
-    /// to go on.
+    /// Moves all movable entries off a branch; from then on no new files are created there, until
+    /// [`Control::modify`] allows it. `progress` is called for each piece and returns whether to continue.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch; EINVAL where it is read-only, or no other branch takes
-    /// files; EBUSY where it is never idle.
+    /// ENOENT where there is no such branch; EINVAL where it is read-only, or no other branch takes files;
+    /// EBUSY where operations never pause.
     pub fn drain(
         &self,
         slot: u8,
@@ -98,7 +96,7 @@ impl Control {
                 let text = format!("no other branch than {name} takes files; add one, or make one rw");
                 return Err(ChangeError::new(Errno::EINVAL, text));
             }
-            // Creations under way end first, so that none comes behind the walk.
+            // Creations in progress end first, so that none adds a file behind the walk.
             let _alone = self.shared.alone()?;
             branch.set_draining(true);
             branch
@@ -138,7 +136,7 @@ impl Drain<'_> {
             let directory = Arc::clone(&frame.directory);
             match self.find(&directory, &name) {
                 Ok(Some(node)) if node.kind == Kind::Directory => frames.extend(self.enter(node)),
-                // A copy stands for what is still there.
+                // A copy on another branch replaces the file that is still here.
                 Ok(Some(node)) if !node.top().is_ok_and(|top| top.branch.slot == self.branch.slot) => {}
                 Ok(Some(node)) => self.file(&node),
                 Ok(None) | Err(Errno::ENOENT | Errno::ESTALE) => {}
@@ -148,7 +146,7 @@ impl Drain<'_> {
         self.index();
     }
 
-    /// What the hard-link index of the branch still keeps.
+    /// Handles the remaining entries of the branch's hard-link index.
     fn index(&mut self) {
         let records = {
             let _branches = self.shared.gate.read();
@@ -161,7 +159,7 @@ impl Drain<'_> {
             }
             let done = if counts_only { self.count(id).map(|()| None) } else { self.shared.indexed_node(id) };
             match done {
-                // Names on read-only branches show it.
+                // Names on read-only branches lead to it.
                 Ok(Some(node)) => self.file(&node),
                 Ok(None) => {}
                 Err(error) => self.stays(crate::work::LINKS.to_vec(), error.to_string()),
@@ -169,7 +167,7 @@ impl Drain<'_> {
         }
     }
 
-    /// Keeps a count of names on another branch.
+    /// Moves a name count to another branch.
     fn count(&self, id: FileId) -> Result<()> {
         let _branches = self.shared.gate.read();
         let branches = self.shared.branches();
@@ -226,7 +224,7 @@ impl Drain<'_> {
                     self.report.stopped = true;
                     return;
                 }
-                // Somebody wants to change the branches.
+                // A change of the branches is waiting.
                 Err(Stay::Stopped) => {
                     self.shared.membership.give_way();
                     continue;
@@ -285,7 +283,7 @@ impl Drain<'_> {
         }
     }
 
-    /// Ends a directory: what it hides is hidden elsewhere, and it goes if nothing is left in it.
+    /// Ends a directory: hides its hidden names on another branch, and removes the directory if it is empty.
     fn leave(&mut self, directory: &Arc<UnionNode>) {
         let done = {
             let _branches = self.shared.gate.read();
@@ -293,7 +291,7 @@ impl Drain<'_> {
         };
         match done {
             Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
-            // What is in it has been told.
+            // Its entries have been reported.
             Err(Errno::ENOTEMPTY) => {}
             Err(Errno::EROFS | Errno::ENOSPC) => {
                 let why = "no other branch takes it in a place where it would be seen, or what it hides".to_owned();
@@ -304,7 +302,7 @@ impl Drain<'_> {
     }
 }
 
-/// The names in a directory of a branch that may be marks.
+/// The names in a directory of a branch that may be whiteouts or other marks.
 struct Marked {
     x: bool,
     names: Vec<Vec<u8>>,
@@ -327,7 +325,7 @@ impl DirSink for Marked {
 }
 
 impl UnionShared {
-    /// A name of a directory, if any of it is on a branch.
+    /// Returns the node of a name in a directory, if any part of it is on a branch.
     pub(crate) fn node_on(
         &self,
         directory: &Arc<UnionNode>,
@@ -353,7 +351,7 @@ impl UnionShared {
         })
     }
 
-    /// The names that a directory of a branch hides.
+    /// The names that a directory of a branch hides on lower branches.
     pub(crate) fn hidden_by(&self, part: &Part) -> Result<Vec<Vec<u8>>> {
         let (branch, layer) = (&part.branch, &*part.branch.layer);
         let mut marked = Marked { x: part.x_directory, names: Vec::new(), next: 0, seen: 0 };
@@ -381,19 +379,19 @@ impl UnionShared {
         Ok(hidden)
     }
 
-    /// Whether a part of a directory, which lies in `home`, ends it.
+    /// Whether a part of a directory, in the directory `home`, is opaque.
     fn is_opaque(&self, home: &Part, part: &Part, name: Name<'_>) -> Result<bool> {
         let layer = &*part.branch.layer;
         Ok(part.branch.marks().opacity(layer, &part.node)?.opaque || marks::stands_beside(layer, &home.node, name)?)
     }
 
-    /// What the branches below one have under a name.
+    /// Looks a name up on the branches below one.
     fn below(&self, parent: &UnionNode, name: Name<'_>, branch: &Branch) -> Result<Option<FoundFile>> {
         Ok(self.sight_from(&OWN, &parent.view(), name, branch.index().saturating_add(1))?.found)
     }
 
-    /// Where a branch makes a directory opaque, a branch below it does so from now on if one can,
-    /// so that what goes there can be seen.
+    /// If a branch makes a directory opaque, makes the directory opaque on a lower branch if possible, so that
+    /// files moved there are visible.
     fn pass_opacity_on(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let Some(place) = directory.place() else { return Ok(()) };
         let Some(part) = directory.part_on(branch) else { return Ok(()) };
@@ -407,8 +405,7 @@ impl UnionShared {
             self.below(&place.parent, name, branch)?
         };
         if let Some(below) = below.as_ref().filter(|below| below.is_directory()) {
-            // Nothing of this name is on a branch in between, and perhaps nothing but marks on the
-            // next one: what an earlier attempt has left.
+            // No branch in between has this name, and the next one perhaps only marks, from an earlier attempt.
             let next = below.top()?;
             let between = branch.index().saturating_add(1)..next.branch.index();
             let other = self
@@ -418,7 +415,7 @@ impl UnionShared {
                 .map(Arc::clone);
             let is_begun = next.branch.creates() && next.redirect == Redirect::None && holds_marks_only(next)?;
             let other = other.or_else(|| is_begun.then(|| Arc::clone(&next.branch)));
-            // Else the part above becomes opaque, once nothing is left in this one.
+            // Else the part above becomes opaque, once this one is empty.
             let Some(other) = other else { return Ok(()) };
             let target = self.grow(directory, &other)?;
             other.marks().make_opaque(&*other.layer, &target.node)?;
@@ -433,8 +430,8 @@ impl UnionShared {
         self.look_again(directory)
     }
 
-    /// Where a whiteout beside the name ends a directory on a writable branch below, the directory
-    /// comes to be beside it, where it is opaque: what is to go there can be seen then.
+    /// If a `.wh.` whiteout on a writable branch below hides a directory's name, creates an opaque directory
+    /// there, so that files moved there are visible.
     fn reach_over(&self, directory: &Arc<UnionNode>, part: &Part, name: Name<'_>) -> Result<()> {
         let place = directory.place().ok_or(Errno::ENOENT)?;
         let whiteout = {
@@ -446,7 +443,7 @@ impl UnionShared {
                 Some(target) => drop(self.grow(directory, &target)?),
                 None => return Ok(()),
             },
-            // An earlier attempt may have got so far without anybody being told.
+            // An earlier attempt may have got this far and failed before the node was updated.
             (Some(found), _) if found.is_directory() => {}
             _ => return Ok(()),
         }
@@ -454,7 +451,7 @@ impl UnionShared {
         self.look_again(directory)
     }
 
-    /// The parts of a directory as they are now. Its names and those of its parent are held.
+    /// Looks the parts of a directory up again. Its names and those of its parent are locked.
     fn look_again(&self, directory: &Arc<UnionNode>) -> Result<()> {
         let place = directory.place().ok_or(Errno::ENOENT)?;
         let found = self.sight(&OWN, &place.parent.view(), Name::new(&place.name)?)?.found.ok_or(Errno::ENOENT)?;
@@ -462,7 +459,7 @@ impl UnionShared {
         if Arc::ptr_eq(&self.node_of(found)?, directory) { Ok(()) } else { Err(Errno::ESTALE) }
     }
 
-    /// Hides on another branch what a directory of this branch hides.
+    /// Hides on another branch the names that a directory of this branch hides.
     fn pass_whiteouts_on(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let Some(part) = directory.part_on(branch) else { return Ok(()) };
         for bytes in self.hidden_by(&part)? {
@@ -474,7 +471,7 @@ impl UnionShared {
             let target = known.or_else(|| branches.iter().rev().find(fits)).ok_or(Errno::EROFS)?;
             let home = self.grow(directory, target)?;
             let _names = directory.names.write();
-            // It may have been made anew meanwhile.
+            // The name may have been created again meanwhile.
             if self.hides(directory, branch, name)?.is_some() {
                 self.hide(directory, &home, name)?;
             }
@@ -482,8 +479,8 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Whether it is this branch's whiteout that hides a name: then the highest branch that has it.
-    /// A directory above it ends by itself from now on.
+    /// If a name is hidden by this branch's whiteout alone, returns the highest branch below that has it. A
+    /// directory above it is made opaque.
     fn hides(&self, directory: &UnionNode, branch: &Branch, name: Name<'_>) -> Result<Option<usize>> {
         let view = directory.view();
         let sight = self.sight(&OWN, &view, name)?;
@@ -491,7 +488,7 @@ impl UnionShared {
         let Some(below) = below else { return Ok(None) };
         match &sight.found {
             None if sight.whiteout == Some(branch.index()) => below.top().map(|top| Some(top.branch.index())),
-            // A directory above would go on below.
+            // A directory above would be merged with the one below.
             Some(found) if found.is_directory() && below.is_directory() => {
                 let Some(last) = found.parts.last().filter(|last| last.branch.index() < branch.index()) else {
                     return Ok(None);
@@ -499,12 +496,12 @@ impl UnionShared {
                 let home = directory.part_on(&last.branch).ok_or(Errno::ESTALE)?;
                 if last.redirect == Redirect::None {
                     if !self.is_opaque(&home, last, name)? {
-                        // It ends there already, so nobody sees a difference.
+                        // This branch hides the lower directories already, so users see no difference.
                         last.branch.work()?;
                         last.branch.marks().make_opaque(&*last.branch.layer, &last.node)?;
                     }
                     if last.branch.is_writable() {
-                        // What an earlier attempt has made may not last yet.
+                        // The marks of an earlier attempt may not be durable yet.
                         self.make_durable(&last.branch, &last.node)?;
                     }
                 }
@@ -514,8 +511,7 @@ impl UnionShared {
         }
     }
 
-    /// Takes a directory off a branch, if nothing is left in it there. The tree that users see
-    /// stays as it is.
+    /// Removes an empty directory from a branch. The visible tree does not change.
     fn take_off(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         let is_root = Arc::ptr_eq(directory, &self.root);
         for _ in 0..ATTEMPTS {
@@ -537,7 +533,7 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    /// Makes sure that a directory looks the same without this part.
+    /// Makes sure that a directory's visible attributes stay the same without this part.
     fn hand_attributes_on(&self, directory: &Arc<UnionNode>, part: &Part) -> Result<()> {
         if directory.top()?.branch.slot != part.branch.slot {
             return Ok(());
@@ -559,7 +555,7 @@ impl UnionShared {
         self.grow(directory, &target).map(drop)
     }
 
-    /// The last branch on which a directory would be seen once it is gone from its only one.
+    /// The last branch on which a directory would be visible once it is removed from its only one.
     fn limit_for_directory(&self, directory: &UnionNode, part: &Part) -> Result<usize> {
         let place = directory.place().ok_or(Errno::ENOENT)?;
         let _names = place.parent.names.read();
@@ -567,7 +563,7 @@ impl UnionShared {
         let sight = self.sight_from(&OWN, &place.parent.view(), name, part.branch.index().saturating_add(1))?;
         let home = place.parent.part_on(&part.branch).ok_or(Errno::ESTALE)?;
         if self.is_opaque(&home, part, name)? {
-            // What is below would not be seen.
+            // Content below would not be visible.
             return part.branch.index().checked_sub(1).ok_or(Errno::EROFS);
         }
         match (&sight.found, sight.whiteout) {
@@ -577,7 +573,7 @@ impl UnionShared {
         }
     }
 
-    /// Removes extended attributes that only the part below has.
+    /// Removes extended attributes that only the lower part has.
     fn strip(&self, from: &Part, to: &Part) -> Result<()> {
         let names = |part: &Part| match crate::attributes::all_xattrs(&OWN, part) {
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(Vec::new()),
@@ -594,7 +590,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Removes a directory from one branch. False where something has come up meanwhile.
+    /// Removes a directory from one branch. Returns false if it has got entries meanwhile.
     fn remove_part(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, part: &Part) -> Result<bool> {
         let leftover = {
             let _tree = self.tree.lock.lock();
@@ -636,9 +632,8 @@ impl UnionShared {
         Ok(true)
     }
 
-    /// Puts the other parts of a directory on stable storage, with the marks and attributes that
-    /// stand there for what goes with this one. All of them: an earlier attempt may have ended
-    /// before it came to this.
+    /// Syncs all other parts of a directory, with the marks and attributes that replace this part's. All of
+    /// them: an earlier attempt may have ended before its sync.
     fn sync_elsewhere(&self, parts: &[Part], part: &Part) -> Result<()> {
         for other in parts.iter().filter(|other| other.branch.slot != part.branch.slot && other.branch.is_writable()) {
             self.make_durable(&other.branch, &other.node)?;
@@ -646,7 +641,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Whether a directory keeps its owner, mode and time without a part.
+    /// Whether a directory keeps its owner, mode and times without a part.
     fn looks_the_same(&self, parts: &[Part], part: &Part) -> Result<bool> {
         let [top, next, ..] = parts else { return Ok(false) };
         if top.branch.slot != part.branch.slot {

@@ -1,4 +1,4 @@
-//! Copies of a file on lower writable branches (`duplicates=change`): where somebody has copied a file to several
+//! Copies of a file on lower writable branches (`duplicates=change`): if users have copied a file to several
 //! branches of a pool, as mergerfs' users do, its copies are changed, renamed and removed with it.
 //!
 //! Called by `remove.rs`, `rename.rs`, `attributes.rs`, `create.rs` (links) and `interrupted.rs`. Which changes are made
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// A copy of a file on a lower branch.
 pub(crate) struct Duplicate {
-    /// The directory on its branch.
+    /// The directory that has the copy on its branch.
     home: Part,
     node: Node,
     id: FileId,
@@ -42,14 +42,14 @@ impl Duplicate {
     }
 }
 
-/// What lower branches have under the name of a file.
+/// The files on lower branches with the same name.
 #[derive(Default)]
 pub(crate) struct Duplicates {
     /// On writable branches, from the top.
     pub(crate) writable: Vec<Duplicate>,
-    /// A branch that is only read, or a directory, would be shown without the file and its copies.
+    /// Whether a read-only branch's file or a directory would be shown without the file and its copies.
     pub(crate) remains: bool,
-    /// Without the file alone, a copy on a writable branch would be shown.
+    /// Whether a copy on a writable branch would be shown without the file.
     pub(crate) shows_writable: bool,
 }
 
@@ -66,17 +66,17 @@ impl Duplicates {
     }
 }
 
-/// The old and the new name of a rename, each with its directory at this moment.
+/// The old and the new name of a rename, each with a view of its directory.
 #[derive(Clone, Copy)]
 pub(crate) struct BothNames<'a> {
     pub(crate) from: (&'a View, Name<'a>),
     pub(crate) to: (&'a View, Name<'a>),
-    /// The branch of the file that is shown.
+    /// Position of the shown file's branch.
     pub(crate) index: usize,
 }
 
 impl UnionShared {
-    /// Whether this change of a file is made on all of its copies.
+    /// Whether an action on a file is made on all of its copies.
     pub(crate) fn changes_duplicates(&self, action: Action) -> bool {
         self.options.duplicates && self.rules().actions.are_everywhere(action)
     }
@@ -117,10 +117,10 @@ impl UnionShared {
         Ok(found)
     }
 
-    /// Removes copies, from the bottom, before the file that is shown is removed.
+    /// Removes copies, from the bottom, before the shown file is removed.
     ///
     /// # Errors
-    /// What the storage says; the file and the copies above are then still there.
+    /// Errors of the storage; the file and the copies above are then still there.
     pub(crate) fn remove_duplicates(&self, caller: &Caller, copies: &[Duplicate], name: Name<'_>) -> Result<()> {
         for copy in copies.iter().rev() {
             match copy.branch().layer.unlink(caller, &copy.home.node, name) {
@@ -131,7 +131,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Removes copies that something above hides. Where one stays it only takes up room.
+    /// Removes copies that are hidden by a higher branch. A copy that cannot be removed only takes up space.
     pub(crate) fn remove_hidden_duplicates(&self, copies: &[Duplicate], name: Name<'_>) {
         for copy in copies {
             match copy.branch().layer.unlink(&OWN, &copy.home.node, name) {
@@ -176,7 +176,7 @@ impl UnionShared {
         }
     }
 
-    /// Gives the copies of a file the name that the file has just got; `before` are those of its name until then.
+    /// Gives the copies of a file its new name; `before` are the copies under its previous name.
     pub(crate) fn link_duplicates(
         self: &Arc<UnionShared>,
         caller: &Caller,
@@ -204,11 +204,11 @@ impl UnionShared {
         if self.changes_duplicates(Action::Link) { self.duplicates_of(caller, node) } else { Ok(Vec::new()) }
     }
 
-    /// Renames the copies of a file that has just been renamed, and removes what it has replaced on branches where it
-    /// has no copy. The names of both directories are held.
+    /// Renames the copies of a file that has just been renamed, and removes the replaced file on branches where
+    /// the file has no copy. The names of both directories are locked.
     ///
     /// # Errors
-    /// A copy could neither follow nor be removed nor hidden.
+    /// A copy could be neither renamed nor removed nor hidden.
     pub(crate) fn duplicates_follow(&self, caller: &Caller, old: &UnionNode, names: BothNames<'_>) -> Result<()> {
         let BothNames { from: (source, from), to: (target, to), index } = names;
         let moving = self.duplicates(caller, source, from, index)?.writable;
@@ -254,7 +254,7 @@ fn follow(caller: &Caller, copy: &Duplicate, from: Name<'_>, home: Option<&Part>
     let layer = &copy.branch().layer;
     let home = home.ok_or(Errno::ENOENT)?;
     match layer.lookup(&OWN, &home.node, to) {
-        // Two names of one file: rename(2) leaves both.
+        // Two names of one file: rename(2) keeps both.
         Ok(found) if found.attr.id == copy.id => layer.unlink(caller, &copy.home.node, from),
         Ok(_) | Err(Errno::ENOENT) => layer.rename(caller, &copy.home.node, from, &home.node, to, RenameFlags(0)),
         Err(error) => Err(error),

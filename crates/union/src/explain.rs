@@ -1,7 +1,7 @@
-//! Where a path is on the branches, where it would go, and why: for people who ask.
+//! Explanations for users: where a path is on the branches, where it would be created or moved, and why.
 //!
-//! Called by commands, never by operations. The decision is made by the very functions that
-//! operations use; nothing is changed, and no turn is taken.
+//! Called by commands, never by operations. The decision is made by the functions that operations use; nothing
+//! is changed, and round-robin policies do not advance.
 
 use crate::{
     OWN, Union, UnionShared,
@@ -14,33 +14,32 @@ use crate::{
 use nacre_vfs::{Errno, Kind, Layer, Name, Result};
 use std::sync::Arc;
 
-/// What one branch has under a path.
+/// The presence of a path on one branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// The file that users see.
+    /// The visible file.
     Shown,
-    /// A part of the directory that users see.
+    /// A part of the visible directory.
     Merged,
-    /// Something that is hidden by a branch above.
+    /// A file that is hidden by a branch above.
     Hidden,
     /// A whiteout.
     Whiteout,
 }
 
-/// The answer.
+/// The explanation of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The branches that have something under the path, from the top.
+    /// The branches that have a file or whiteout at the path, from the top.
     pub here: Vec<(usize, Presence)>,
-    /// What decides, as the user wrote it (`create=mfs:30`, `route=*.iso`, `cpup=tdp`).
+    /// The deciding rule, as the user wrote it (`create=mfs:30`, `route=*.iso`, `cpup=tdp`).
     pub rule: String,
-    /// What it decides: for a file that exists, where it would be changed; else where it would be
-    /// created.
+    /// The decision: for an existing file, where it would be changed; else where it would be created.
     pub next: Explanation,
 }
 
 impl Report {
-    /// For people. `names` are those of all branches.
+    /// Formats the report for users. `names` are those of all branches.
     pub fn text(&self, names: &[String]) -> String {
         let mut text = String::new();
         for (index, presence) in &self.here {
@@ -59,12 +58,12 @@ impl Report {
 }
 
 impl Union {
-    /// Explains a path, names divided by slashes from the union's top. `directory` says what would
-    /// be made where there is nothing.
+    /// Explains a path, names divided by slashes from the union's root. `directory` is whether a missing path
+    /// is to be a directory.
     ///
     /// # Errors
-    /// ENOENT or ENOTDIR where the way there ends, EINVAL for the top itself, and what the branches
-    /// say.
+    /// ENOENT or ENOTDIR where the path does not lead to a directory, EINVAL for the root itself, and errors of
+    /// the branches.
     pub fn explain(&self, path: &[u8], directory: bool) -> Result<Report> {
         let shared = self.shared();
         let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
@@ -127,7 +126,7 @@ impl UnionShared {
         Ok(Report { here, rule, next })
     }
 
-    /// A choice without an alternative, in the words of the policy where that comes to the same.
+    /// An explanation for a choice without an alternative, in the policy's words if it chooses the same branch.
     fn only(&self, branch: &Branch, by_policy: Explanation, because: &str) -> Explanation {
         if by_policy.chosen == Ok(branch.index()) {
             return by_policy;
@@ -141,7 +140,7 @@ impl UnionShared {
         next
     }
 
-    /// A choice that has the same reason against all other branches.
+    /// An explanation for a choice with the same reason against all other branches.
     fn chosen(&self, branch: &Branch, because: &str, not_others: &str) -> Explanation {
         let others = (0..self.branches().len()).filter(|other| *other != branch.index());
         Explanation {
@@ -151,7 +150,7 @@ impl UnionShared {
         }
     }
 
-    /// What each branch of the directory has under a name.
+    /// The presence of a name on each branch of its directory.
     pub(crate) fn presences(&self, parent: &Arc<UnionNode>, name: Name<'_>) -> Result<Vec<(usize, Presence)>> {
         let (mut here, mut ended, mut merging) = (Vec::new(), false, false);
         for part in parent.view().parts.iter() {

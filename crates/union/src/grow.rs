@@ -1,9 +1,8 @@
-//! Making a directory exist on one more branch: its parents first, attributes only.
+//! Creating a directory on one more branch: its parents first, attributes only.
 //!
-//! Called before anything is created, hidden or copied to a branch where the directory is not yet.
-//! The whole chain is walked with the tree lock held, so no directory moves meanwhile. A new
-//! directory is built in the work directory and put in its place by one rename, which is durable
-//! before anything comes to be in it.
+//! Called before a file is created, hidden or copied on a branch that does not have the directory yet. The
+//! whole chain is walked with the tree lock held, so no directory moves meanwhile. A new directory is built in
+//! the work directory and renamed to its final name; the rename is durable before the directory gets any entry.
 
 use crate::{
     OWN, UnionShared,
@@ -16,30 +15,30 @@ use crate::{
 use nacre_vfs::{Errno, Kind, Name, Result};
 use std::sync::Arc;
 
-/// How the branch for something new is chosen.
+/// How the branch for a new file is chosen.
 pub(crate) enum NewChoice {
-    /// No other one takes anything new where it would be seen.
+    /// No other branch takes a new file where it would be visible.
     Only(Arc<Branch>),
-    /// A route leads there.
+    /// A route leads to this branch.
     Route { branch: Arc<Branch>, pattern: String },
-    /// By a policy: that of a route, or the usual one. A route is passed over where its branch takes nothing now.
+    /// By a policy: the route's or the usual one. A route is passed over if its branch takes no new files now.
     Policy { policy: CreatePolicy, route: Option<String>, passed_over: bool },
 }
 
 /// How the branch for a copy is chosen.
 pub(crate) enum CopyChoice {
-    /// No other one can take it.
+    /// No other branch can take the copy.
     Only(Arc<Branch>),
-    /// By the policy, which sees these branches.
+    /// By the policy, from these branches.
     Policy(Vec<BranchView>),
 }
 
 impl UnionShared {
-    /// The part of a directory on a branch, made where it is missing.
+    /// Returns the part of a directory on a branch, and creates it if missing.
     ///
     /// # Errors
-    /// ENOENT where the directory has been removed, EROFS where the branch is not writable, and
-    /// what the storage says.
+    /// ENOENT where the directory has been removed, EROFS where the branch is not writable, errors of the
+    /// storage.
     pub(crate) fn grow(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
         if let Some(part) = directory.part_on(branch) {
             return Ok(part);
@@ -48,7 +47,7 @@ impl UnionShared {
         self.grow_chain(directory, branch)
     }
 
-    /// Grows the directory, with the tree lock held.
+    /// Creates the directory and its missing parents, with the tree lock held.
     fn grow_chain(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
         let mut missing: Vec<(Arc<UnionNode>, NodePlace)> = Vec::new();
         let mut at = Arc::clone(directory);
@@ -89,7 +88,7 @@ impl UnionShared {
             if let Err(left) = layer.rmdir(&OWN, &work, temporary.name()?) {
                 tracing::warn!(branch = branch.index(), error = ?left, "a temporary directory stays in the work directory until the next start");
             }
-            // Somebody else has made it, or a step after the last one failed when we did.
+            // Another thread has made it, or an earlier attempt failed after this step.
             let existing =
                 if error == Errno::EEXIST { layer.lookup(&OWN, &parent.node, name)? } else { return Err(error) };
             if existing.attr.kind != Kind::Directory {
@@ -100,8 +99,7 @@ impl UnionShared {
             node.grow(part.clone());
             return Ok(part);
         }
-        // Whoever makes durable what comes to be in it need not ask for directories that were there
-        // before.
+        // A caller that makes a new entry of it durable need not sync the directories that existed before.
         self.make_durable(branch, &parent.node)?;
         node.grow(part.clone());
         self.listings.forget(place.parent.id);
@@ -110,7 +108,7 @@ impl UnionShared {
         Ok(part)
     }
 
-    /// A directory where its attributes may be changed.
+    /// Returns a directory's part whose attributes may be changed.
     pub(crate) fn raise_directory(&self, node: &Arc<UnionNode>) -> Result<Part> {
         let top = node.top()?;
         if top.branch.is_writable() {
@@ -121,12 +119,12 @@ impl UnionShared {
         self.grow(node, &target)
     }
 
-    /// Whether something on a branch could be copied up.
+    /// Whether a file on a branch could be copied up.
     pub(crate) fn can_rise(&self, index: usize) -> bool {
         self.branches().iter().take(index).any(|branch| branch.creates())
     }
 
-    /// Where a file on branch `source` is copied to, not below `most`.
+    /// The branch to which a file on branch `source` is copied up, not below `most`.
     pub(crate) fn branch_for_copy(&self, place: Option<&NodePlace>, source: usize, most: usize) -> Result<Arc<Branch>> {
         let fits = |branch: &&Arc<Branch>| branch.index() < source && branch.index() <= most && branch.creates();
         let parent = place.map(|place| place.parent.view());
@@ -142,7 +140,8 @@ impl UnionShared {
         branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
     }
 
-    /// How the branch is chosen to which a file on branch `source` in this directory is copied, not below `most`.
+    /// How the branch is chosen to which a file on branch `source` in this directory is copied up, not below
+    /// `most`.
     pub(crate) fn choice_for_copy(&self, parent: Option<&View>, source: usize, most: usize) -> CopyChoice {
         let fits = |branch: &&Arc<Branch>| branch.index() < source && branch.index() <= most && branch.creates();
         let branches = self.branches();
@@ -159,7 +158,7 @@ impl UnionShared {
         CopyChoice::Policy(views)
     }
 
-    /// Where something new of this name goes, not below `limit`.
+    /// The branch for a new file of this name, not below `limit`.
     pub(crate) fn branch_for_new(
         &self,
         parent: &Arc<UnionNode>,
@@ -182,7 +181,7 @@ impl UnionShared {
         branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
     }
 
-    /// How the branch is chosen for something new of this name, not below `limit`.
+    /// How the branch for a new file of this name is chosen, not below `limit`.
     pub(crate) fn choice_for_new(
         &self,
         parent: &Arc<UnionNode>,
@@ -216,14 +215,14 @@ impl UnionShared {
         })
     }
 
-    /// Whether something new may be put on a branch now.
+    /// Whether new files may be created on a branch now.
     pub(crate) fn has_room(&self, branch: &Branch) -> Result<bool> {
         let least = self.min_free(branch);
         Ok(branch.creates() && (least == 0 || self.space(branch, Hold::DEFAULT)?.free >= least))
     }
 
-    /// What a route says of a name, and the route's pattern; nothing where there are no routes, so
-    /// that nobody needs paths.
+    /// The route that matches a name, with its pattern; `None` where there are no routes, so that paths are not
+    /// needed.
     pub(crate) fn way(&self, parent: &UnionNode, name: Option<Name<'_>>) -> Option<(Way, String)> {
         let routes = self.placing.routes.load();
         if routes.is_empty() {
@@ -247,7 +246,7 @@ impl UnionShared {
         })
     }
 
-    /// What a policy for something new wants to see.
+    /// The figures of the branches that a policy for new files uses.
     pub(crate) fn views_for(&self, policy: CreatePolicy, parent: &Arc<UnionNode>) -> Result<Vec<BranchView>> {
         let mut views = self.views(Some(&parent.view()));
         let hold = policy.needs_space();
@@ -271,8 +270,8 @@ impl UnionShared {
         Ok(views)
     }
 
-    /// How much of a directory's path each branch has: the directory itself, its parent, and so on
-    /// up to the root, which all have.
+    /// Sets how many components of a directory's path each branch has: the directory itself, its parent, and so
+    /// on up to the root, which all have.
     fn fill_depths(&self, parent: &Arc<UnionNode>, views: &mut [BranchView]) {
         let mut way = vec![Arc::clone(parent)];
         while let Some(above) = way.last().and_then(|last| last.place()).map(|place| place.parent) {
@@ -288,7 +287,7 @@ impl UnionShared {
         }
     }
 
-    /// What every policy sees.
+    /// The figures of the branches that every policy uses.
     pub(crate) fn views(&self, parent: Option<&View>) -> Vec<BranchView> {
         let view = |branch: &Arc<Branch>| BranchView {
             creates: branch.creates(),

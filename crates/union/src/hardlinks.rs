@@ -1,12 +1,12 @@
-//! Files with several names: they stay one file while names are copied up, and while the file
+//! Hard links (files with several names): they stay one file while names are copied up, and while the file
 //! moves to another branch.
 //!
-//! * `index.rs` finds the copy for names on branches below it, and counts the names that users see;
-//! * `relocate.rs` moves a file with all its names to another branch, or leaves it where it is;
-//! * `journal.rs` makes such a move one step, whatever interrupts it.
+//! * `index.rs` finds the copy for names on lower branches, and counts the visible names;
+//! * `relocate.rs` moves a file with all its names to another branch, or does not move it;
+//! * `journal.rs` makes the move atomic, also across crashes.
 //!
-//! `copy_up.rs` and `remove.rs` keep the index; `relocate.rs` of the crate, drains, tiers and
-//! commands ask for moves.
+//! `copy_up.rs` and `remove.rs` update the index; `relocate.rs` of the crate, drains, tiers and commands
+//! request moves.
 
 pub(crate) mod index;
 pub(crate) mod journal;

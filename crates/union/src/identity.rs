@@ -1,15 +1,15 @@
-//! Which number a file has: `st_ino` for users, [`FileId`] for doors. Stable over copy-up, rename
-//! and remount.
+//! Inode numbers of the union's files: `st_ino` for users, [`FileId`] for FUSE front ends. Stable over copy-up,
+//! rename and remount.
 //!
-//! A file's number is that of its origin: (index of the branch's file system, inode number), 8 and
-//! 56 bits. A copy carries the number of its origin in an extended attribute that also names the
-//! copy itself, so that a mere copy of the attribute means nothing. Inode numbers that need more
-//! bits get a number of this mount.
+//! A file's number is that of its origin: (index of the branch's file system, inode number), 8 and 56 bits. A
+//! copy stores the number of its origin in an extended attribute that also names the copy itself, so that the
+//! attribute is ignored when a program copies it to another file. Inode numbers that need more bits are mapped
+//! to numbers that are valid for this mount only.
 //!
-//! Indexes are given anew by each mount, so what is written down has a mark of the branch instead
-//! ([`Identities::written`]): a digest of its top directory's inode number and birth, which stays
-//! the same wherever the branch stands in the list. What cannot be told apart so (snapshots, file
-//! systems without times of birth) gets a mark that only this mount knows.
+//! Indexes are assigned anew by each mount, so stored numbers have a label of the branch instead
+//! ([`Identities::written`]): a digest of its root directory's inode number and birth time, which does not
+//! depend on the branch's position. Branches that this does not distinguish (snapshots, file systems without
+//! birth times) get a label that only this mount knows.
 
 use crate::{OWN, branches::Branch, marks::Namespace, splitmix::mix};
 use hashbrown::HashMap;
@@ -21,42 +21,42 @@ use std::{
 };
 
 const BITS: u32 = 56;
-/// The index for numbers of this mount.
+/// The index for numbers that are valid for this mount only.
 const OVERFLOW: u64 = 0xff;
-/// Set in numbers of this mount that stand for no number of a branch ([`of_its_own`]).
+/// Set in numbers of this mount that belong to no inode of a branch ([`of_its_own`]).
 const OWN_NUMBER: u64 = 1 << (BITS - 1);
-/// The union shows one file system.
+/// The file system id of all numbers: the union shows one file system.
 const FS: u64 = 0;
-/// `version mark-of-branch origin-number origin-generation own-number own-generation`,
+/// The stored attribute: `version label-of-branch origin-number origin-generation own-number own-generation`,
 /// little-endian numbers of 64 bits.
 const LENGTH: usize = 6 * 8;
 const VERSION: u64 = 2;
 
-/// The numbers given so far.
+/// The numbers assigned so far.
 pub(crate) struct Identities {
     file_systems: RwLock<Vec<FileSystem>>,
     /// By file system and inode number.
     large: Mutex<HashMap<(u64, u64), u64>>,
-    /// Nobody else uses it.
+    /// Random number of this mount.
     nonce: u64,
-    /// That of the top directory, once it is known.
+    /// The number of the root directory, once it is known.
     root: OnceLock<FileId>,
-    /// Where they are noted for a process after this one.
+    /// Storage for the numbers that the next process has to reuse.
     left: Option<Arc<dyn LeftNumbers>>,
 }
 
-/// What branches are on.
+/// A file system that has branches.
 struct FileSystem {
     fs: u64,
-    /// The marks of the branches on it; the first one is written.
+    /// The labels of the branches on it; the first one is written.
     marks: Vec<u64>,
 }
 
-/// A number as it is written down: mark of the branch, inode number there, generation.
+/// A stored number: label of the branch, inode number there, generation.
 pub(crate) type Written = (u64, u64, u64);
 
 impl Identities {
-    /// Goes on with what was noted, where there is such.
+    /// Creates the table; continues with the stored numbers of the previous process if there are any.
     pub(crate) fn new(left: Option<Arc<dyn LeftNumbers>>) -> Identities {
         let noted = left.as_ref().map(|left| left.read()).unwrap_or_default();
         match parsed(&noted) {
@@ -71,14 +71,14 @@ impl Identities {
         }
     }
 
-    /// The number of the top directory: what it was at first.
+    /// The number of the root directory, which never changes during a mount.
     pub(crate) fn root(&self, id: FileId) -> FileId {
         let root = *self.root.get_or_init(|| id);
         self.note(&self.file_systems.read());
         root
     }
 
-    /// Notes what is known of file systems, whose lock is held.
+    /// Stores the known file systems for the next process; their lock is held.
     fn note(&self, all: &[FileSystem]) {
         let Some((left, root)) = self.left.as_ref().zip(self.root.get()) else { return };
         let of_one = |one: &FileSystem| [&[one.fs, one.marks.len() as u64], &one.marks[..]].concat();
@@ -88,7 +88,7 @@ impl Identities {
     }
 }
 
-/// Nonce, top directory and file systems as [`Identities::note`] writes them.
+/// Parses the nonce, root directory and file systems that [`Identities::note`] writes.
 fn parsed(numbers: &[u64]) -> Option<(u64, FileId, Vec<FileSystem>)> {
     let [nonce, ino, generation, rest @ ..] = numbers else { return None };
     let (mut file_systems, mut rest) = (Vec::new(), rest);
@@ -117,30 +117,30 @@ impl Default for Identities {
     }
 }
 
-/// The mark of a branch with this top directory.
+/// The label of a branch with this root directory.
 fn mark(root: FileId) -> u64 {
     let born = if root.generation == 0 { root.fs } else { root.generation };
     mix(mix(root.ino).wrapping_add(mix(born)))
 }
 
 impl Identities {
-    /// The number of a file that has no other origin.
+    /// The number of a file without another origin.
     pub(crate) fn of(&self, id: FileId) -> FileId {
         self.of_on(self.file_system(id.fs), id)
     }
 
-    /// The index of a file system: the same as long as it is part of the union.
+    /// The index of a file system, which is fixed while it is part of the union.
     pub(crate) fn file_system(&self, fs: u64) -> u64 {
         self.index(fs, None)
     }
 
-    /// The number of a file, as [`Identities::of`], for callers that know its file system's index.
+    /// As [`Identities::of`], for callers that know the index of the file system.
     pub(crate) fn of_on(&self, index: u64, id: FileId) -> FileId {
         let ino = if index < OVERFLOW && id.ino >> BITS == 0 { index << BITS | id.ino } else { self.large(id) };
         FileId { fs: FS, ino, generation: id.generation }
     }
 
-    /// A branch with this top directory is, or has become, part of the union.
+    /// Registers a branch with this root directory.
     pub(crate) fn register(&self, root: FileId) {
         self.index(root.fs, Some(mark(root)));
     }
@@ -161,7 +161,7 @@ impl Identities {
         if let Some(mark) = mark {
             let is_double = (0..).zip(all.iter()).any(|(other, one)| other != index && one.marks.contains(&mark));
             if is_double {
-                // Neither is to be taken for the other.
+                // The label is ambiguous: neither branch may be taken for the other.
                 all.iter_mut().for_each(|one| one.marks.retain(|known| *known != mark));
             } else if let Some(one) = all.get_mut(index).filter(|one| !one.marks.contains(&mark)) {
                 one.marks.push(mark);
@@ -182,12 +182,12 @@ impl Identities {
         OVERFLOW << BITS | *large.entry((id.fs, id.ino)).or_insert(next)
     }
 
-    /// The mark for an index that this mount alone understands.
+    /// The label of an index that only this mount understands.
     fn passing(&self, index: u64) -> u64 {
         mix(self.nonce.wrapping_add(index))
     }
 
-    /// A number as it is written down.
+    /// Converts a number to its stored form.
     pub(crate) fn written(&self, id: FileId) -> Written {
         let index = id.ino >> BITS;
         let known = usize::try_from(index)
@@ -196,7 +196,7 @@ impl Identities {
         (known.unwrap_or_else(|| self.passing(index)), id.ino & ((1 << BITS) - 1), id.generation)
     }
 
-    /// The number that was written down so; `None` where no present branch has that mark.
+    /// Converts a stored number; `None` if no present branch has its label.
     pub(crate) fn read(&self, (mark, ino, generation): Written) -> Option<FileId> {
         let known = self
             .file_systems
@@ -210,8 +210,7 @@ impl Identities {
     }
 }
 
-/// A number of this mount that no file has, nor gets by its number on a branch; `count` is another
-/// one for each.
+/// Returns a number of this mount that belongs to no inode of a branch; `count` makes it unique.
 pub(crate) fn of_its_own(count: u64) -> FileId {
     FileId { fs: FS, ino: OVERFLOW << BITS | OWN_NUMBER | count, generation: 0 }
 }
@@ -223,11 +222,11 @@ fn attribute(branch: &Branch) -> &'static [u8] {
     }
 }
 
-/// The origin that a copy names; `None` where it names none or one that no present branch has, or
-/// where the attribute was written for another file.
+/// The origin stored in a copy; `None` if there is none, if no present branch has it, or if the attribute was
+/// written for another file.
 ///
 /// # Errors
-/// What the storage says, but that it knows no such attribute.
+/// Errors of the storage, except a missing or unsupported attribute.
 pub(crate) fn origin(identities: &Identities, branch: &Branch, node: &Node, id: FileId) -> Result<Option<FileId>> {
     let mut value = [0; LENGTH];
     match branch.layer.getxattr(&OWN, node, attribute(branch), &mut value) {
@@ -244,11 +243,11 @@ pub(crate) fn origin(identities: &Identities, branch: &Branch, node: &Node, id: 
     Ok(if is_its_own { identities.read((mark, ino, generation)) } else { None })
 }
 
-/// Writes the origin of a copy. Where the storage cannot keep it, the number changes with the next
-/// mount: that is no reason to refuse a write.
+/// Stores the origin of a copy. If the storage cannot keep it, the copy's number changes with the next mount:
+/// that is no reason to refuse a write.
 ///
 /// # Errors
-/// ENOSPC, EIO and their like.
+/// ENOSPC, EIO and similar errors.
 pub(crate) fn set_origin(
     identities: &Identities,
     branch: &Branch,
@@ -267,11 +266,11 @@ pub(crate) fn set_origin(
     }
 }
 
-/// Notes that a directory holds copies, whose numbers are not those that its listing tells. Where
-/// that cannot be noted, copies in it have their own numbers after the next mount.
+/// Marks a directory as having copies, whose numbers differ from those in its listing. If the mark cannot be
+/// stored, copies in it have their own numbers after the next mount.
 ///
 /// # Errors
-/// ENOSPC, EIO and their like.
+/// ENOSPC, EIO and similar errors.
 pub(crate) fn mark_impure(branch: &Branch, directory: &Node) -> Result<()> {
     match branch.layer.setxattr(&OWN, directory, branch.marks().namespace.impure(), b"y", XattrFlags::default()) {
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),

@@ -1,18 +1,19 @@
-//! The rest of a rename that a process before this one was killed in the middle of.
+//! Finishing a rename in whose middle the previous process was killed.
 //!
-//! Called when the rename comes again, before it would be carried out as a new one. What can be seen of a
-//! rename in several steps (`rename.rs`), and the step that is missing:
+//! Called when the kernel sends the rename again, before it would be executed as a new one. Visible states of a
+//! rename in several steps (`rename.rs`), and the missing step:
 //!
 //! | old name | new name | missing |
 //! |---|---|---|
-//! | the file | the same file | the old name goes (`replace_above`) |
-//! | the upper parts of a directory | its lower parts | the upper parts follow (`move_everywhere`) |
-//! | the empty directory that was replaced | the directory | the empty one goes (storage without attributes) |
-//! | a copy of the file on a lower branch | the file | the copies follow (`duplicates.rs`) |
-//! | nothing | the file | a replaced file of a lower branch goes (`remove_replaced`) |
+//! | the file | the same file | the old name is removed (`replace_above`) |
+//! | the upper parts of a directory | its lower parts | the upper parts are renamed, too (`move_everywhere`) |
+//! | the empty directory that was replaced | the directory | the empty one is removed (storage without
+//! attributes) |
+//! | a copy of the file on a lower branch | the file | the copies are renamed, too (`duplicates.rs`) |
+//! | nothing | the file | a replaced file of a lower branch is removed (`remove_replaced`) |
 //!
-//! In every other state nothing can be seen of it yet, or it is complete. Invariant: the door's kernel keeps
-//! both names for the caller of the rename as long as he waits, so nobody else in the mount has made either.
+//! In every other state no step is visible yet, or the rename is complete. Invariant: the kernel locks both
+//! names as long as the caller of the rename waits, so no other process in the mount has made either.
 
 use crate::{
     OWN, Union, UnionShared,
@@ -24,9 +25,9 @@ use crate::{
 use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Layer, Name, RenameFlags, Result};
 use std::sync::{Arc, atomic::Ordering};
 
-/// How far a rename has come.
+/// How far a rename got.
 enum Progress {
-    /// Nothing can be seen of it.
+    /// No step is visible.
     Unseen,
     /// The file has both names.
     BothNames,
@@ -35,7 +36,7 @@ enum Progress {
     Complete,
 }
 
-/// A name in a directory whose names are held, and its meaning.
+/// A name in a directory whose names are locked, and its look-up result.
 struct Held<'a> {
     directory: &'a Arc<UnionNode>,
     view: View,
@@ -74,8 +75,7 @@ impl UnionShared {
         Ok(Held { directory, view, name, found })
     }
 
-    /// Finds out how far a rename has come. Parts of a directory that are still under the old name
-    /// follow at once.
+    /// Finds out how far a rename got. Parts of a directory that still have the old name are renamed at once.
     fn progress(&self, rename: &InterruptedRename<'_>) -> Result<Progress> {
         let (old, new) = (self.directory(rename.parent)?, self.directory(rename.new_parent)?);
         let _tree = self.tree.lock.lock();
@@ -83,7 +83,7 @@ impl UnionShared {
         let (from, to) = (self.named(&old, rename.name)?, self.named(&new, rename.new_name)?);
         let number = |found: &Option<FoundFile>| found.as_ref().map(|found| self.number_of(found)).transpose();
         let (at_old, at_new) = (number(&from.found)?, number(&to.found)?);
-        // A copy on another writable branch may have another number than the file had.
+        // A copy on another writable branch may have another inode number than the file had.
         let is_copied = || to.found.iter().flat_map(|found| &found.parts).all(|part| part.branch.is_writable());
         let has_left = match rename.exchange {
             true => at_old.is_some() && at_old == rename.replaced,
@@ -101,7 +101,7 @@ impl UnionShared {
             (true, true) if at_old == rename.replaced => Ok(Progress::Replaced),
             (true, true) => self.move_rest(&from, &to, rename.moving).map(|()| Progress::Complete),
             (false, false) if above.branch.slot == below.branch.slot && above.id == below.id => {
-                // The file that was replaced on a branch above must not come back once the old name is gone.
+                // The file that was replaced on a branch above must not reappear once the old name is gone.
                 let uncovered = to.view.parts.iter().filter(|part| part.branch.index() < below.branch.index());
                 for part in uncovered.filter(|part| part.branch.is_writable()) {
                     self.make_durable(&part.branch, &part.node)?;
@@ -120,13 +120,13 @@ impl UnionShared {
                 self.listings.forget(new.id);
                 Ok(Progress::Complete)
             }
-            // Somebody has made it in a branch meanwhile.
+            // Another process has made it on a branch meanwhile.
             _ => Ok(Progress::Complete),
         }
     }
 
-    /// Renames the parts of a directory that have not been renamed. Where any of them cannot be one
-    /// of these, somebody has made it in a branch meanwhile, and it stays.
+    /// Renames the parts of a directory that have not been renamed. A part that cannot belong to the directory
+    /// was made by another process on its branch, and stays.
     fn move_rest(&self, from: &Held<'_>, to: &Held<'_>, moving: FileId) -> Result<()> {
         let (Some(source), Some(target)) = (&from.found, &to.found) else { return Ok(()) };
         let is_free = |slot: u8| target.parts.iter().all(|part| part.branch.slot != slot);

@@ -4,29 +4,28 @@
 //! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here
 //! knows a path of the host. The parts:
 //! * `union.rs` is the layer, `UnionShared` below what all parts share, `node.rs` what is kept for
-//!   each file, `branches.rs` a branch at work with its own directories (`work.rs`);
-//! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names,
-//!   `listing.rs` merges listings;
-//! * `copy_up.rs`, `grow.rs` and `copy_up_dir.rs` bring files, directories and trees to branches
-//!   where they may be changed, `redirect.rs` saves that;
-//! * `relocate.rs` moves files between branches: off full ones, off those that are being drained
-//!   (`drain.rs`), between tiers (`tier.rs`), and when they are opened (`on_open.rs`); `locate.rs`
-//!   tells where they are;
-//! * `hardlinks/` does so with files that have several names, and keeps these one file on the way;
-//! * `per_name.rs` gives doors a file for each name, for the words of mergerfs that need it:
+//! * `union.rs` is the layer, `UnionShared` below the state that all parts share, `node.rs` the state of each
+//!   file, `branches.rs` an opened branch with the union's own directories (`work.rs`);
+//! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes whiteouts, opaque directories and
+//!   redirects, `listing.rs` merges listings;
+//! * `copy_up.rs`, `grow.rs` and `copy_up_dir.rs` copy files, directories and trees to branches where they may
+//!   be changed; `redirect.rs` avoids the copy of a tree;
+//! * `relocate.rs` moves files between branches: off full ones, off those that are being drained (`drain.rs`),
+//!   between tiers (`tier.rs`), and when they are opened (`on_open.rs`); `locate.rs` reports where they are;
+//! * `hardlinks/` moves files that have several names, and keeps them one file meanwhile;
+//! * `per_name.rs` gives FUSE front ends a node for each name, for the mergerfs options that need it:
 //!   `link_cow.rs` breaks hard links before writes;
-//! * `control.rs` changes the list of branches while operations go on; `membership.rs` is how others
-//!   give way, `revalidate.rs` what is known of files then, and `removal_check.rs` says what users
-//!   would miss without a branch;
+//! * `control.rs` changes the list of branches while operations continue; `membership.rs` lets long jobs yield
+//!   to such a change, `revalidate.rs` looks known files up again after it, and `removal_check.rs` reports what
+//!   users would miss without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
-//! * `duplicates.rs` does to copies of a file on lower branches what is done to the file, as mergerfs has it;
-//! * `check.rs` looks for what a crash has left behind, `interrupted.rs` ends a rename that a killed process
-//!   had begun;
-//! * `identity.rs` keeps inode numbers what they were, `hardlinks/index.rs` hard links; `watch.rs`
-//!   passes on what branches notice;
+//! * `duplicates.rs` repeats changes of a file on its copies on lower branches, as mergerfs does;
+//! * `check.rs` finds the remains of a crash, `interrupted.rs` finishes a rename of a killed process;
+//! * `identity.rs` keeps inode numbers stable, `hardlinks/index.rs` hard links; `watch.rs` forwards the change
+//!   notices of branches;
 //! * `pattern.rs` finds branches that are named by a pattern;
-//! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides
-//!   where things go: all are pure; `explain.rs` says what it would decide, and why.
+//! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` options, `policy.rs` chooses branches
+//!   for new files and copies: all are pure; `explain.rs` reports the choice and its reason.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
@@ -114,15 +113,15 @@ use std::{
 };
 use tier::Tiering;
 
-/// Who does the union's own work on branches.
+/// The caller of the union's own operations on branches.
 pub(crate) const OWN: Caller = Caller::ROOT;
 
-/// How often an operation starts over because what it found has changed meanwhile.
+/// How often an operation starts over because its look-up results have changed meanwhile.
 pub(crate) const ATTEMPTS: usize = 100;
 
-/// What decides where new files and copies go.
+/// The state for choosing branches of new files and copies.
 pub(crate) struct PlacementState {
-    /// Which branches routes lead to.
+    /// Routes with the branches they lead to.
     pub(crate) routes: ArcSwap<Routes>,
     /// The options that change while mounted.
     pub(crate) rules: ArcSwap<LiveRules>,
@@ -132,30 +131,30 @@ pub(crate) struct PlacementState {
     pub(crate) started: Instant,
 }
 
-/// What has changed and did not come through the union.
+/// Notices of changes that did not come through the union.
 #[derive(Default)]
 pub(crate) struct Notices {
-    /// Who is told.
+    /// The subscribers.
     pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
     pub(crate) unheard: watch::Unheard,
 }
 
-/// Directories as a tree.
+/// The lock of the directory tree.
 #[derive(Default)]
 pub(crate) struct TreeMoves {
-    /// Held while a directory moves, goes, or comes to be on one more branch.
+    /// Held while a directory is moved, removed, or created on one more branch.
     pub(crate) lock: Mutex<()>,
-    /// How many directories have moved so far.
+    /// Number of directory moves so far.
     pub(crate) count: AtomicU64,
 }
 
-/// What all operations share; each file adds the operations that it is about.
+/// The state that all operations share; each file adds its operations.
 pub(crate) struct UnionShared {
-    /// Who knows which files are open.
+    /// The FUSE front end, which knows the open files.
     pub(crate) door: AttachedDoor,
     branches: ArcSwap<Vec<Arc<Branch>>>,
-    /// Held for reading by every operation that looks at branches: they change only while nobody
-    /// does. Never taken twice by one thread.
+    /// The quiesce lock: held for reading by every operation that uses branches; the list of branches changes
+    /// only under the write lock. Never taken twice by one thread.
     pub(crate) gate: RwLock<()>,
     pub(crate) membership: Membership,
     pub(crate) options: UnionOptions,
@@ -168,9 +167,9 @@ pub(crate) struct UnionShared {
     pub(crate) tree: TreeMoves,
     pub(crate) tiering: Tiering,
     pub(crate) notices: Notices,
-    /// What doors know of files by their names, where they do.
+    /// The nodes by name of the per-name layer, if it is used.
     pub(crate) names: Option<Arc<Names>>,
-    /// Who changes the union where a user of the mount asks for it.
+    /// Makes the changes of the union that users request through the mount.
     pub(crate) editor: OnceLock<Box<union::Editor>>,
 }
 

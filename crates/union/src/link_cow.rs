@@ -1,10 +1,10 @@
 //! Breaking hard links before a write (mergerfs: `link-cow`): a name of a file with several gets a
 //! file of its own, and the others keep what was there.
 //!
-//! Called by `per_name.rs`, which knows the name that somebody is about to open. The file is copied
-//! as a whole, attributes with it, in the work directory, and takes the place of the name in one
-//! step: a crash leaves one of the two under it. Nothing is taken from the other names, whatever
-//! goes wrong, so that a name that turns out to be the wrong one costs space alone.
+//! Called by `per_name.rs`, which knows the name that is about to be opened. The file is copied as a whole,
+//! with its attributes, in the work directory, and the copy replaces the name in one step: after a crash the
+//! name leads to one of the two. The other names lose nothing in any case, so that breaking the wrong name
+//! costs only space.
 
 use crate::{
     ATTEMPTS, OWN, UnionShared,
@@ -15,26 +15,26 @@ use crate::{
 use nacre_vfs::{Errno, Invalidation, Name, Node, RenameFlags, Result};
 use std::sync::Arc;
 
-/// What has come of an attempt.
+/// Result of an attempt.
 enum Outcome {
     /// The name leads to a file of its own from now on.
     Broken,
-    /// It is the only one.
+    /// The file has no other name.
     Alone,
     /// It leads to another file.
     Elsewhere,
-    /// Something has changed meanwhile.
+    /// The file has changed meanwhile.
     Again,
 }
 
 impl UnionShared {
-    /// Gives a name a file of its own where it leads to a file with several names. Answers whether
-    /// the name leads to another file than `node` now.
+    /// Gives a name a file of its own if its file has several names. Returns whether the name leads to another
+    /// file than `node` now.
     ///
     /// # Errors
-    /// EROFS where nothing can be put, ENOSPC and what else the storages say.
+    /// EROFS where no branch takes the copy, ENOSPC and other errors of the storages.
     pub(crate) fn break_link(self: &Arc<UnionShared>, place: &NodePlace, node: &Arc<UnionNode>) -> Result<bool> {
-        // Its parts are true of the present branches.
+        // Its parts are those on the present branches.
         let parent = self.directory(&Node::new(Arc::clone(&place.parent)))?;
         let name = Name::new(&place.name)?;
         self.settle();
@@ -47,8 +47,8 @@ impl UnionShared {
                 }
                 Ok(Outcome::Elsewhere) => return Ok(true),
                 Ok(Outcome::Alone) => return Ok(false),
-                // The branch knows the file by a name that has just been taken from it; it learns
-                // this one when that is looked up.
+                // The branch knows the file by a name that has just been removed; it learns this one at the
+                // next look-up.
                 Ok(Outcome::Again) | Err(Errno::ESTALE) => {}
                 Err(error) => return Err(error),
             }
@@ -56,7 +56,7 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    /// What a name shows, if that is this file. The names of the directory are held.
+    /// Looks a name up; `None` if it does not lead to this file. The names of the directory are locked.
     fn leading_to(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Option<FoundFile>> {
         if parent.is_gone() {
             return Ok(None);
@@ -73,7 +73,7 @@ impl UnionShared {
         name: Name<'_>,
         node: &Arc<UnionNode>,
     ) -> Result<Outcome> {
-        // All that takes names from the file holds this.
+        // Every removal of a name of the file holds this lock.
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
         let leads = {
@@ -86,7 +86,7 @@ impl UnionShared {
             attr => attr?,
         };
         match (leads, self.hardlinks.shown(node, attr.nlink)) {
-            // What has no name at all, only those change who have it open.
+            // Only processes that have it open can change a file without a name.
             (true, 0 | 1) | (false, 0) => return Ok(Outcome::Alone),
             (true, _) => {}
             (false, _) => return Ok(Outcome::Elsewhere),
@@ -110,7 +110,7 @@ impl UnionShared {
         put
     }
 
-    /// The last step: the copy takes the place of the name.
+    /// Performs the last step: the copy replaces the name.
     fn put_another(
         &self,
         parent: &Arc<UnionNode>,

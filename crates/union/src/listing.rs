@@ -1,16 +1,14 @@
-//! Listings over several branches: a merge that hands out names while it reads, with positions that
-//! stay good.
+//! Listings over several branches: a merge that hands out names while it reads, with stable positions.
 //!
-//! Called by the union's `readdir` and by whatever has to know that a directory is empty. The
-//! branches are read from the top down and their names handed out at once; what upper branches hide
-//! (names and whiteouts) is kept as a set of fixed cost per name ([`hidden`]); the last branch is
-//! only held against it, so the memory is that of the upper branches. A directory on one branch
-//! needs no set at all. A merge is kept between the calls of one listing, and what a whole listing
-//! answered is kept under a budget while nothing changes ([`merged`]). Invariants:
-//! * branches are asked about names only after a batch of names was taken, never while they hand
-//!   them out;
+//! Called by the union's `readdir` and by checks for empty directories. The branches are read from the top down
+//! and their names handed out at once; the names that upper branches hide (names and whiteouts) are in a set
+//! with a fixed cost per name ([`hidden`]); the names of the last branch are only compared with it, so the
+//! memory depends on the upper branches. A directory on one branch needs no set at all. A merge is kept between
+//! the calls of one listing, and the result of a whole listing is cached under a budget while nothing changes
+//! ([`merged`]). Invariants:
+//! * branches are asked about names only after a batch of names was read, never during their `readdir`;
 //! * no lock is held while a branch is asked or a name handed out;
-//! * a mark hides names of lower branches alone, never one of its own branch.
+//! * a whiteout hides names of lower branches only, never one of its own branch.
 
 mod ahead;
 mod batch;
@@ -34,24 +32,23 @@ use merged::{KeptName, Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
 use std::sync::Arc;
 
-/// What a union keeps of whole listings unless told otherwise, bytes. Not much: kernels keep
-/// listings, too, and larger ones.
+/// Default budget for whole listings, bytes. Not much: the kernel caches listings, too, and larger ones.
 pub(crate) const BUDGET: usize = 2 << 20;
 
-/// What it keeps of merges that nobody has gone on with for a while, bytes.
+/// Budget for merges of readers that have paused, bytes.
 const IDLE_BUDGET: usize = 16 << 20;
 
-/// A directory on one branch.
+/// A directory's part on one branch.
 #[derive(Clone, Copy)]
 pub(crate) struct Source<'a> {
-    /// The branch.
+    /// The branch's layer.
     pub layer: &'a dyn Layer,
-    /// The branch, for a thread that reads ahead; `None` where the directory is not worth that.
+    /// The branch's layer, for the thread that reads ahead; `None` where the directory is too small for that.
     pub shared: Option<&'a Arc<dyn Layer>>,
-    /// The directory there.
+    /// The directory on the branch.
     pub directory: &'a Node,
-    /// The branch's number in positions: 0 to 126, the same as long as the branch is part of the
-    /// union, at whatever place.
+    /// The branch's number in positions: 0 to 126, fixed while the branch is part of the union, independent of
+    /// its position in the order.
     pub slot: u8,
     /// Whether whiteouts on this branch count.
     pub reads_marks: bool,
@@ -61,43 +58,43 @@ pub(crate) struct Source<'a> {
 
 /// A name of a union's listing.
 pub(crate) struct Presented<'a> {
-    /// Where it was found first. `None` is a branch that has been removed since the listing began:
-    /// only a look-up tells what the name means now.
+    /// The source on which it was found first. `None` for a branch that has been removed since the listing
+    /// began: only a look-up finds out what the name means now.
     pub source: Option<usize>,
     pub name: Name<'a>,
     pub ino: u64,
     pub kind: Option<Kind>,
-    /// The file there, looked up just now; it may be missing even where attributes were asked for
-    /// (whoever needs it looks the name up on all branches then).
+    /// The file there, looked up just now; it may be missing even where attributes were requested (a caller
+    /// that needs it looks the name up on all branches then).
     pub found: Option<Entry>,
     /// The position after it.
     pub next: u64,
 }
 
-/// Takes the names of a union's listing.
+/// A consumer of the names of a union's listing.
 pub(crate) trait Present {
-    /// Takes a name; answers false where there is no more room: the listing stops *before* it.
+    /// Takes a name; returns false where there is no more room: the listing stops *before* the name.
     ///
     /// # Errors
     /// Ends the listing with this error.
     fn present(&mut self, of: Presented<'_>) -> Result<bool>;
 }
 
-/// What a listing is asked for.
+/// Parameters of a listing.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// The union's directory.
     pub key: FileId,
-    /// Changes whenever one of the directories has changed; `None` where that cannot be told, so
-    /// that nothing may be kept.
+    /// A value that changes whenever one of the directories has changed; `None` where changes cannot be
+    /// detected, so that nothing may be cached.
     pub token: Option<u64>,
-    /// Where to go on: 0, or what [`Present::present`] was told as `next`.
+    /// Start position: 0, or the `next` of a name that [`Present::present`] got.
     pub from: u64,
-    /// Whether files are wanted with the names.
+    /// Whether attributes are requested with the names.
     pub attributes: bool,
-    /// Whether whiteouts beside names are handed out as names.
+    /// Whether `.wh.` whiteouts are handed out as names.
     pub show_whiteouts: bool,
-    /// Who asks.
+    /// The caller of the listing.
     pub caller: &'a Caller,
 }
 
@@ -114,7 +111,7 @@ impl Default for Listings {
     }
 }
 
-/// Collects the names that are wanted by their source and kind.
+/// Collects the names that a filter on source and kind accepts.
 struct Wanted<W> {
     wanted: W,
     names: Vec<Vec<u8>>,
@@ -130,16 +127,16 @@ impl<W: Fn(Option<usize>, Option<Kind>) -> bool> Present for Wanted<W> {
 }
 
 impl Listings {
-    /// Keeps at most `budget` bytes of whole listings.
+    /// Creates the cache with a budget of `budget` bytes for whole listings.
     pub(crate) fn new(budget: usize) -> Listings {
         Listings { kept: KeptMerges::new(IDLE_BUDGET), merged: MergedListings::new(budget), reader: Reader::start() }
     }
 
-    /// The names in a directory that users see there, as far as they are wanted by the source on
-    /// which they were found first, and by the kind.
+    /// The visible names of a directory that a filter accepts, by the source on which they were found first and
+    /// by the kind.
     ///
     /// # Errors
-    /// What the branches say.
+    /// Errors of the branches.
     pub(crate) fn names(
         &self,
         marks: &Marks,
@@ -157,7 +154,7 @@ impl Listings {
     /// Lists a directory that is on all of `sources`, from the top down.
     ///
     /// # Errors
-    /// What the branches and `out` say.
+    /// Errors of the branches and of `out`.
     pub(crate) fn list(
         &self,
         marks: &Marks,
@@ -184,7 +181,7 @@ impl Listings {
         }
     }
 
-    /// Goes on with a whole listing, from a known offset or else from the position.
+    /// Continues a whole listing, from a known offset or else from the position.
     fn read(
         &self,
         ticket: Ticket,
@@ -214,7 +211,7 @@ impl Listings {
         ended.map(drop)
     }
 
-    /// Begins a merge, or goes on with one.
+    /// Begins or continues a merge.
     fn merge(
         &self,
         marks: &Marks,
@@ -252,41 +249,40 @@ impl Listings {
         {
             self.merged.keep(ticket.clone(), recording);
         }
-        // At the end, one more call will come that finds it so; after an error, a second attempt
-        // goes on with what was entered, which is true.
+        // At the end, one more call follows that finds the end; after an error, a second attempt continues with
+        // the entered names, which are correct.
         if ended != Ok(true) || reached != request.from {
             self.kept.keep(ticket, reached, changes, ListingWay::Merging(Box::new(merge)));
         }
         ended.map(drop)
     }
 
-    /// Listings under way go on without the branch in this slot. No listing is being asked for
-    /// meanwhile.
+    /// Running listings continue without the branch in this slot. Called while no listing is in progress.
     pub(crate) fn branch_is_gone(&self, slot: u8) {
         self.kept.branch_is_gone(slot);
         self.forget_all();
     }
 
-    /// Forgets what is kept of all directories: anything may have changed.
+    /// Drops the cached listings of all directories: any of them may have changed.
     pub(crate) fn forget_all(&self) {
         self.kept.names_changed();
         self.merged.forget_all();
     }
 
-    /// Forgets what is kept of a directory. To be called after each change of names in it; costs
-    /// next to nothing where nothing is kept.
+    /// Drops the cached listing of a directory. Has to be called after each change of names in it; costs next
+    /// to nothing where nothing is cached.
     pub(crate) fn forget(&self, key: FileId) {
         self.kept.names_changed();
         self.merged.forget(key);
     }
 }
 
-/// Whether a directory shows no name.
+/// Whether a directory has no visible name.
 ///
 /// # Errors
-/// What the branches say.
+/// Errors of the branches.
 pub(crate) fn is_empty(marks: &Marks, sources: &[Source<'_>]) -> Result<bool> {
-    /// Has no room for anything.
+    /// A consumer without room, which only records that there is a name.
     struct First(bool);
     impl Present for First {
         fn present(&mut self, _: Presented<'_>) -> Result<bool> {

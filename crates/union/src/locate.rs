@@ -1,9 +1,8 @@
-//! Where a file is: for people and programs who ask by path, or by reading an extended attribute of
-//! the file.
+//! The location of a file: for queries by path, or by reading an extended attribute of the file.
 //!
-//! The attributes are made up when they are read, and not listed, so that nobody copies them along.
-//! `user.nacre.pin` alone can be set: it keeps the file on its branch when tiers are balanced, and
-//! is kept on the branch under the union's own name.
+//! The attributes are computed when they are read, and not listed, so that no program copies them. Only
+//! `user.nacre.pin` can be set: it keeps the file on its branch when tiers are balanced, and is stored on the
+//! branch under the union's own name.
 
 use crate::{
     OWN, UnionShared,
@@ -18,27 +17,27 @@ use crate::{
 use nacre_vfs::{Attr, Errno, Kind, Name, Result, XattrFlags};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::Arc};
 
-/// How long doors get to close a file that nobody has open any more.
+/// How long FUSE front ends get to close a file that no process has open any more.
 const CLOSING: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// Where a file is.
+/// The location of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// The branch that users see it from, by its slot.
+    /// Slot of the branch that shows it.
     pub slot: u8,
     /// That branch's name.
     pub shown: PathBuf,
-    /// The names of all branches that have something under this path, from the top.
+    /// The names of all branches that have a file under this path, from the top.
     pub all: Vec<PathBuf>,
-    /// Type.
+    /// File type.
     pub kind: Kind,
-    /// Its attributes as users see them.
+    /// Attributes as users see them.
     pub attr: Attr,
-    /// It is pinned to its branch.
+    /// Whether it is pinned to its branch.
     pub pinned: bool,
 }
 
-/// Where a file shall go.
+/// The destination of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the next branch above that takes it.
@@ -60,7 +59,7 @@ fn pin_attribute(branch: &Branch) -> &'static [u8] {
 }
 
 impl Control {
-    /// The file under a path, names divided by slashes from the union's top.
+    /// Finds the file under a path, names divided by slashes from the union's root.
     pub(crate) fn find(&self, path: &[u8]) -> Result<Arc<UnionNode>> {
         let shared = &self.shared;
         let mut at = Arc::clone(&shared.root);
@@ -71,10 +70,10 @@ impl Control {
         Ok(at)
     }
 
-    /// Where a file is, names divided by slashes from the union's top.
+    /// Returns the location of a file, names divided by slashes from the union's root.
     ///
     /// # Errors
-    /// ENOENT or ENOTDIR where there is none, and what the branches say.
+    /// ENOENT or ENOTDIR where there is none, and errors of the branches.
     pub fn locate(&self, path: &[u8]) -> Result<Location> {
         let shared = &self.shared;
         let _branches = shared.gate.read();
@@ -86,11 +85,11 @@ impl Control {
         Ok(Location { slot: top.branch.slot, shown: top.branch.name.clone(), all, kind: node.kind, attr, pinned })
     }
 
-    /// Moves one file to another branch; answers its bytes. `progress` is called before each piece
-    /// with its bytes and answers whether to go on.
+    /// Moves one file to another branch; returns the number of bytes moved. `progress` is called before each
+    /// piece with its size in bytes and returns whether to continue.
     ///
     /// # Errors
-    /// Why it stays where it is.
+    /// The reason why the file stays.
     pub fn move_file(
         &self,
         path: &[u8],
@@ -124,7 +123,7 @@ impl Control {
                             break;
                         }
                         Err(Stay::Open) => {
-                            // Doors hold files that nobody has open any more.
+                            // FUSE front ends hold files that no process has open any more.
                             if !shared.ask_to_close(&node, CLOSING) {
                                 return Err(Stay::Open);
                             }
@@ -137,12 +136,12 @@ impl Control {
             if last != Stay::Stopped || stop {
                 return Err(last);
             }
-            // Somebody wants to change the branches.
+            // A change of the branches is waiting.
             shared.membership.give_way();
         }
     }
 
-    /// The second attempt at a file that was open.
+    /// Tries a move again after the file was open.
     fn once_more(
         &self,
         node: &Arc<UnionNode>,
@@ -168,7 +167,7 @@ impl Control {
 }
 
 impl UnionShared {
-    /// The branches to which something may go, the nearest first.
+    /// The branches to which a file may be moved, the nearest first.
     pub(crate) fn targets(&self, from: &Branch, direction: Direction) -> Vec<Arc<Branch>> {
         let branches = self.branches();
         let takes = |branch: &&Arc<Branch>| branch.creates() && branch.slot != from.slot;
@@ -189,7 +188,7 @@ impl UnionShared {
         }
     }
 
-    /// The names of all branches that have something under a file's path.
+    /// The names of all branches that have a file under a file's path.
     fn holders(&self, node: &Arc<UnionNode>) -> Result<Vec<PathBuf>> {
         let name_of = |branch: &Branch| branch.name.clone();
         let Some(place) = node.place().filter(|_| node.kind != Kind::Directory) else {
@@ -210,7 +209,7 @@ impl UnionShared {
         }
     }
 
-    /// The value of an attribute that is made up; `None` for all others.
+    /// The value of a computed attribute; `None` for all other names.
     pub(crate) fn made_up(&self, node: &Arc<UnionNode>, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let top = node.top()?;
         let base = top.branch.name.as_os_str().as_bytes();
@@ -238,10 +237,10 @@ impl UnionShared {
         }))
     }
 
-    /// Pins a file to its branch, or lets it go.
+    /// Pins a file to its branch, or removes the pin.
     ///
     /// # Errors
-    /// EROFS on branches that cannot be changed: nothing moves off them.
+    /// EROFS on branches that cannot be changed: no file is moved off them.
     pub(crate) fn set_pin(&self, node: &Arc<UnionNode>, pinned: bool) -> Result<()> {
         let _still = self.hold_still(node);
         let top = node.top()?;

@@ -1,7 +1,7 @@
-//! Finding a name over all branches, and giving what is found its node and attributes.
+//! Look-ups of names over all branches, and nodes and attributes of the found files.
 //!
-//! Called by every operation on names. Invariant: a [`Sight`] is true as long as the directory's
-//! `names` lock is held; what it says is entered into nodes only while it is.
+//! Called by every operation on names. Invariant: a [`Sight`] is valid as long as the directory's `names` lock
+//! is held; nodes are updated from it only meanwhile.
 
 use crate::{
     OWN, UnionShared,
@@ -21,40 +21,40 @@ use std::sync::{Arc, atomic::Ordering};
 #[derive(Clone)]
 pub(crate) struct FoundFile {
     pub(crate) kind: Kind,
-    /// From the top; one for anything but a directory.
+    /// Parts from the top; exactly one for a file that is no directory.
     pub(crate) parts: Vec<Part>,
-    /// As the top branch has them.
+    /// Attributes on the top branch.
     pub(crate) attr: Attr,
     /// The last branch that could show part of it.
     pub(crate) floor: usize,
 }
 
 impl FoundFile {
-    /// The part that is shown.
+    /// The shown part.
     ///
     /// # Errors
-    /// Never: there is one.
+    /// Never: there is at least one part.
     pub(crate) fn top(&self) -> Result<&Part> {
         self.parts.first().ok_or(Errno::EIO)
     }
 }
 
-/// What a name means.
+/// The result of a look-up over the branches.
 pub(crate) struct Sight {
     pub(crate) found: Option<FoundFile>,
     /// The branch whose whiteout ended the search.
     pub(crate) whiteout: Option<usize>,
-    /// The last branch on which something new of this name would be seen.
+    /// The last branch on which a new file of this name would be visible.
     pub(crate) limit: usize,
 }
 
 impl UnionShared {
-    /// What a name means in a directory.
+    /// Looks a name up in a directory.
     pub(crate) fn sight(&self, caller: &Caller, directory: &View, name: Name<'_>) -> Result<Sight> {
         self.sight_from(caller, directory, name, 0)
     }
 
-    /// What a name would mean if there were no branches above `first`.
+    /// Looks a name up as if there were no branches above `first`.
     pub(crate) fn sight_from(&self, caller: &Caller, directory: &View, name: Name<'_>, first: usize) -> Result<Sight> {
         let mut sight = Sight { found: None, whiteout: None, limit: directory.floor };
         for part in directory.parts.iter().filter(|part| part.branch.index() >= first) {
@@ -73,7 +73,7 @@ impl UnionShared {
                 Seen::Absent => {}
                 Seen::WhitedOut => {
                     match &mut sight.found {
-                        // What was found above keeps its own branch, whatever a mark there says.
+                        // A directory found above stays; the whiteout hides only the branches below.
                         Some(found) => found.floor = branch.index().saturating_sub(1),
                         None => (sight.whiteout, sight.limit) = (Some(branch.index()), branch.index()),
                     }
@@ -92,8 +92,8 @@ impl UnionShared {
         Ok(sight)
     }
 
-    /// Whether a whiteout in one part of a directory can hide anything: there is a part below, or
-    /// something could come to be there.
+    /// Whether a whiteout in one part of a directory can hide anything: there is a part below, or one may be
+    /// created there.
     fn whiteouts_matter(&self, directory: &View, part: &Part) -> bool {
         let index = part.branch.index();
         let is_last = directory.parts.last().is_none_or(|last| last.branch.index() == index);
@@ -106,7 +106,7 @@ impl UnionShared {
                 .any(|branch| branch.creates())
     }
 
-    /// Adds what one branch has; answers whether branches below count.
+    /// Adds one branch's entry to the result; returns whether branches below count.
     fn merge(&self, sight: &mut Sight, view: &View, home: &Part, name: Name<'_>, entry: Entry) -> Result<bool> {
         let branch = &home.branch;
         let kind = entry.attr.kind;
@@ -124,8 +124,8 @@ impl UnionShared {
         } else {
             marks::Opacity::default()
         };
-        // A whiteout beside a directory hides what lies below it, as a layer that replaced one
-        // directory by another says it; one that goes on under another name is not meant.
+        // A whiteout together with a directory hides the directory's lower parts, as in a layer that replaced
+        // one directory by another; it does not apply to a directory with a redirect.
         let is_last = view.parts.last().is_none_or(|last| last.branch.index() == branch.index());
         let may_be_hidden = branch.reads_marks() && !is_last && opacity.redirect.is_none();
         let opaque = opacity.opaque || may_be_hidden && marks::stands_beside(&*branch.layer, &home.node, name)?;
@@ -160,8 +160,8 @@ impl UnionShared {
         Ok(true)
     }
 
-    /// Adds what a directory of another name has on the branches below `home`. Nothing can be made
-    /// there by the name it has above.
+    /// Adds the parts that a redirected directory has on the branches below `home`. Nothing can be created
+    /// there under the name it has above.
     fn redirect(&self, sight: &mut Sight, directory: &View, target: &[u8], home: usize) -> Result<()> {
         let below = self.resolve(directory, target, home + 1)?;
         if let Some(found) = sight.found.as_mut() {
@@ -171,8 +171,8 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The directory to which a redirect leads on the branches from `first` down: a name in the
-    /// same directory, or a path from the top.
+    /// Resolves a redirect on the branches from `first` down: a name in the same directory, or a path from the
+    /// root.
     pub(crate) fn resolve(&self, directory: &View, target: &[u8], first: usize) -> Result<Option<FoundFile>> {
         let mut at = match target.strip_prefix(b"/") {
             Some(_) => self.root.view(),
@@ -180,7 +180,7 @@ impl UnionShared {
         };
         let mut below = None;
         for component in target.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
-            // What is no name leads nowhere.
+            // An invalid name leads nowhere.
             let Ok(name) = Name::new(component) else { return Ok(None) };
             let found = self.sight_from(&OWN, &at, name, first)?.found.filter(FoundFile::is_directory);
             let Some(found) = found else { return Ok(None) };
@@ -190,28 +190,26 @@ impl UnionShared {
         Ok(below)
     }
 
-    /// Whether a branch below `above` would show the name, were it gone from `above` and all
-    /// branches over it.
+    /// Whether a branch below `above` would show the name if `above` and all branches over it did not have it.
     pub(crate) fn shows_below(&self, directory: &View, name: Name<'_>, above: usize) -> Result<bool> {
         Ok(self.sight_from(&OWN, directory, name, above + 1)?.found.is_some())
     }
 
-    /// The node of something found, which learns that name.
+    /// The node of a found file, which is updated with that name.
     pub(crate) fn known(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: FoundFile) -> Result<Arc<UnionNode>> {
         let node = self.node_of(found)?;
         let moves = node.kind == Kind::Directory && !node.place().is_some_and(|place| place.is(parent, name.bytes()));
         if moves && parent.is_within(&node) {
-            // A directory below itself: branches that contradict each other.
+            // A directory below itself: the branches contradict each other.
             return Err(Errno::ELOOP);
         }
         node.arrive(parent, name.bytes());
         Ok(node)
     }
 
-    /// The node of something found.
+    /// The node of a found file.
     pub(crate) fn node_of(&self, mut found: FoundFile) -> Result<Arc<UnionNode>> {
-        // A directory's number is that of its lowest part, which stays where it is when copies
-        // appear above.
+        // A directory's number is that of its lowest part, which stays when copies are created above.
         let id = self.number_of(&found)?;
         if found.kind != Kind::Directory {
             let part = found.parts.first().ok_or(Errno::EIO)?;
@@ -222,7 +220,7 @@ impl UnionShared {
         let (node, others) =
             self.nodes.get_compared(Known { id, kind: found.kind, parts: found.parts, floor: found.floor });
         if others {
-            // Changes of what it is made of now may have been told of no file, or not been heard
+            // Changes of its present parts may have been reported for no node, or missed during an idle watch
             // (`resting.rs`).
             self.listings.forget(node.id);
             self.tell(&Invalidation::Content { id: node.id });
@@ -232,7 +230,7 @@ impl UnionShared {
         Ok(node)
     }
 
-    /// The number of something found.
+    /// The inode number of a found file.
     pub(crate) fn number_of(&self, found: &FoundFile) -> Result<FileId> {
         let last = found.parts.last().ok_or(Errno::EIO)?;
         let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.can_be(found.kind, &found.parts));
@@ -242,7 +240,7 @@ impl UnionShared {
         }
     }
 
-    /// The number of a file that is on one branch.
+    /// The inode number of a file that is on one branch.
     pub(crate) fn id_of(&self, part: &Part) -> Result<FileId> {
         if part.in_impure
             && let Some(origin) = identity::origin(&self.identities, &part.branch, &part.node, part.id)?
@@ -252,13 +250,13 @@ impl UnionShared {
         Ok(self.identities.of(part.id))
     }
 
-    /// Whether what is on a branch carries the number of another file.
+    /// Whether a part stores the inode number of another file.
     pub(crate) fn is_copy(&self, node: &UnionNode, part: &Part) -> bool {
         self.identities.of(part.id) != node.id
     }
 
-    /// Makes sure, before a copy comes to a directory of a branch, that look-ups will ask whose
-    /// number it has.
+    /// Makes sure, before a copy is placed in a directory of a branch, that look-ups there check for stored
+    /// inode numbers.
     pub(crate) fn mark_home(&self, directory: &UnionNode, home: &Part) -> Result<()> {
         if !home.impure {
             identity::mark_impure(&home.branch, &home.node)?;
@@ -267,8 +265,8 @@ impl UnionShared {
         Ok(())
     }
 
-    /// What is shown of something found: attributes are asked anew where another branch shows them
-    /// than the one that was looked at.
+    /// The visible entry of a found file: attributes are read again if another branch shows the file than the
+    /// one that was looked up.
     pub(crate) fn entry(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: FoundFile) -> Result<Entry> {
         let (seen, attr) = (found.top()?.id, found.attr);
         let node = self.known(parent, name, found)?;
@@ -277,11 +275,11 @@ impl UnionShared {
         Ok(Entry { attr: self.attr_up(&node, attr), node: Node::new(node) })
     }
 
-    /// Attributes as users see them.
+    /// Converts attributes to the visible ones.
     pub(crate) fn attr_up(&self, node: &UnionNode, mut attr: Attr) -> Attr {
         attr.id = node.id;
         if node.kind == Kind::Directory {
-            // One says "unknown" to those who count subdirectories by it.
+            // A link count of 1 means "unknown" to programs that count subdirectories by it.
             let parts = node.parts();
             if parts.len() > 1 || parts.first().is_some_and(|part| part.branch.is_root(part.id)) {
                 attr.nlink = 1;
@@ -308,19 +306,18 @@ impl UnionShared {
         self.entry(&parent, name, found)
     }
 
-    /// The branch a part is on, for directories that users can be told of.
+    /// Returns an up-to-date node of this union; ENOTDIR if it is no directory.
     pub(crate) fn directory(&self, node: &Node) -> Result<Arc<UnionNode>> {
         let node = self.node(node)?;
         if node.kind == Kind::Directory { Ok(node) } else { Err(Errno::ENOTDIR) }
     }
 
-    /// A node of this union as it was when it was last looked at: for questions that are no
-    /// operations.
+    /// Returns a node of this union in its last known state: for queries that are no operations.
     pub(crate) fn held(&self, node: &Node) -> Result<Arc<UnionNode>> {
         node.arc::<UnionNode>().filter(|node| self.nodes.has(node)).ok_or(Errno::EIO)
     }
 
-    /// A node of this union as it is now. Branches hold still.
+    /// Returns an up-to-date node of this union. The quiesce lock is held.
     pub(crate) fn node(&self, node: &Node) -> Result<Arc<UnionNode>> {
         let node = self.held(node)?;
         if !node.is_current(self.nodes.epoch()) {
@@ -334,17 +331,16 @@ impl UnionShared {
     }
 }
 
-/// A listing on its way to a door.
+/// A consumer that passes a listing to the FUSE front end.
 struct Shown<'a> {
     shared: &'a UnionShared,
     caller: &'a Caller,
     directory: &'a Arc<UnionNode>,
     view: View,
     attributes: bool,
-    /// How often files in it had gone to other branches when the listing began.
+    /// How many files in it had moved to other branches when the listing began.
     relocations: u64,
-    /// The source whose names came last, its file system, and the index of that among the union's
-    /// numbers.
+    /// The source of the last names, its file system, and the index of that in the union's inode numbers.
     home: Option<(usize, u64, u64)>,
     sink: &'a mut dyn DirSink,
 }
@@ -360,7 +356,7 @@ impl Present for Shown<'_> {
             Ok(entry) => Some(entry),
             // Removed meanwhile.
             Err(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR) => return Ok(true),
-            // One that cannot be examined must not hide the others.
+            // A file that cannot be examined must not hide the others.
             Err(_) => None,
         };
         let ino = entry.as_ref().map_or(ino, |entry| entry.attr.id.ino);
@@ -387,7 +383,7 @@ impl Shown<'_> {
         self.shared.entry(self.directory, name, found)
     }
 
-    /// The number that a look-up would tell; `None` where the name went with its branch.
+    /// The inode number that a look-up would return; `None` where the name was removed with its branch.
     fn number(&mut self, source: Option<usize>, name: Name<'_>, ino: u64, kind: Option<Kind>) -> Result<Option<u64>> {
         if let Some((last, fs, index)) = self.home
             && Some(last) == source
@@ -414,7 +410,7 @@ impl Shown<'_> {
 /// Lists a directory.
 ///
 /// # Errors
-/// ENOTDIR, and what the branches say.
+/// ENOTDIR, and errors of the branches.
 pub(crate) fn list(
     shared: &Arc<UnionShared>,
     caller: &Caller,
@@ -443,7 +439,7 @@ pub(crate) fn list(
     shared.listings.list(&marks, &request, &sources, &mut shown)
 }
 
-/// The parts of the top directory, and the last branch that shows any of it.
+/// The parts of the root directory, and the last branch that shows any of it.
 pub(crate) fn root_parts(branches: &[Arc<Branch>]) -> Result<(Vec<Part>, usize)> {
     let mut parts = Vec::new();
     for branch in branches {

@@ -1,24 +1,24 @@
-//! What is written on branches to say that something below is hidden: whiteouts, opaque
-//! directories, redirects.
+//! Marks on branches that hide names of lower branches or redirect directories: whiteouts, opaque directories,
+//! redirects.
 //!
-//! Called by look-ups, listings and every operation that removes or moves names. Forms, all of them
-//! read, one of them written by [`Style`]:
-//! * `wh`: an empty file `.wh.NAME` beside the name, `.wh..wh..opq` in an opaque directory (aufs,
+//! Called by look-ups, listings and every operation that removes or moves names. All forms are read; [`Style`]
+//! chooses the form that is written:
+//! * `wh`: an empty file `.wh.NAME` in the directory of the name, `.wh..wh..opq` in an opaque directory (aufs,
 //!   OCI layers);
-//! * `chardev`: a character device 0/0 in place of the name, `overlay.opaque` = `y` on the
-//!   directory (overlayfs);
-//! * `xattr`: an empty regular file with `overlay.whiteout`, in a directory whose `overlay.opaque`
-//!   is `x` (overlayfs 6.7 and later, nested).
+//! * `chardev`: a character device 0/0 in place of the name, `overlay.opaque` = `y` on the directory
+//!   (overlayfs);
+//! * `xattr`: an empty regular file with `overlay.whiteout`, in a directory whose `overlay.opaque` is `x`
+//!   (overlayfs 6.7 and later, nested).
 //!
 //! A name whose `.wh.NAME` would be longer than names can be (over 251 bytes) is hidden by a
 //! symbolic link `.wh..wh.h.DIGEST` that points to the name: a link is made with its content in one
 //! step. Invariants:
-//! * a character device 0/0 that a user made carries an attribute that says so
+//! * a character device 0/0 that a user made has an attribute that marks it as a device
 //!   (`trusted.nacre.device`);
-//! * a mark hides what lies on lower branches, never a file beside it on its own branch (what OCI
-//!   says, and what a crash between the two steps of a removal needs);
-//! * redirects are believed only in the namespace that the union writes: whoever owns a directory
-//!   may set `user.*` on it, and must not be able to show other people's directories as his own.
+//! * a mark hides names of lower branches, never a file with the same name on its own branch (as OCI specifies,
+//!   and as a crash between the two steps of a removal requires);
+//! * redirects are valid only in the namespace that the union writes: the owner of a directory may set `user.*`
+//!   on it, and must not be able to show other users' directories as his own.
 
 mod digest;
 #[cfg(test)]
@@ -31,28 +31,28 @@ use nacre_vfs::{
 };
 use std::{borrow::Cow, fmt, fmt::Write as _, ops::Deref, str::FromStr};
 
-/// What whiteouts begin with; no user has names like this.
+/// Prefix of whiteouts; no user has names like this.
 pub(crate) const PREFIX: &[u8] = b".wh.";
 
-/// The mark of an opaque directory.
+/// Name of the file that makes its directory opaque.
 pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What whiteouts of long names begin with.
+/// Prefix of whiteouts of long names.
 pub(crate) const LONG: &[u8] = b".wh..wh.h.";
 
-/// What says that a character device 0/0 is what it looks like, and no whiteout. Only the
-/// privileged make devices, so nobody else needs it.
+/// The attribute of a character device 0/0 that is a device and no whiteout. Making devices takes privilege, so
+/// an attribute that takes privilege is enough.
 const DEVICE: &[u8] = b"trusted.nacre.device";
 
 /// The form in which whiteouts are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// `.wh.NAME` beside the name: needs no privilege, and is what container layers carry.
+    /// `.wh.NAME` in the same directory: needs no privilege, and is the form of container layers.
     #[default]
     Wh,
-    /// A character device 0/0 in place of the name: what the kernel's overlay file system reads.
+    /// A character device 0/0 in place of the name: the form of the kernel's overlay file system.
     Chardev,
-    /// A file with an extended attribute: what it reads where devices cannot be made.
+    /// A file with an extended attribute: the overlay file system's form where devices cannot be made.
     Xattr,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Style {
     }
 }
 
-/// Whose extended attributes carry the marks.
+/// The namespace of the extended attributes of marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespace {
     /// `trusted.*`, which takes privilege to set.
@@ -92,7 +92,7 @@ pub enum Namespace {
 }
 
 impl Namespace {
-    /// The attribute that tells where a directory goes on below.
+    /// The attribute with the redirect of a directory.
     pub(crate) fn redirect(self) -> &'static [u8] {
         match self {
             Namespace::Trusted => b"trusted.overlay.redirect",
@@ -100,7 +100,7 @@ impl Namespace {
         }
     }
 
-    /// The attribute of a directory that holds copies.
+    /// The attribute of a directory that has copies.
     pub(crate) fn impure(self) -> &'static [u8] {
         match self {
             Namespace::Trusted => b"trusted.nacre.impure",
@@ -117,46 +117,45 @@ impl Namespace {
     }
 }
 
-/// What one branch answers for a name.
+/// The result of a look-up on one branch.
 #[derive(Debug)]
 pub(crate) enum Seen {
-    /// Nothing: look below.
+    /// No entry: branches below count.
     Absent,
-    /// It is hidden: there is nothing, and nothing below counts.
+    /// A whiteout: there is no file, and branches below do not count.
     WhitedOut,
-    /// This file.
+    /// A file.
     Found(Entry),
 }
 
-/// What a directory of a branch says about the branches below.
+/// The marks of a directory that concern the branches below.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Opacity {
-    /// Nothing below is merged.
+    /// Opaque: no directory below is merged.
     pub opaque: bool,
-    /// Empty files in it may be whiteouts.
+    /// Whether empty files in it may be whiteouts.
     pub x: bool,
-    /// Copies are in it, which carry the numbers of their origins.
+    /// Whether it has copies, which store the inode numbers of their origins.
     pub impure: bool,
-    /// Where it goes on below: a name in the same parent, or an absolute path from the branch's
-    /// top.
+    /// Its name on the branches below: a name in the same parent, or an absolute path from the branch's root.
     pub redirect: Option<Vec<u8>>,
 }
 
-/// How marks are written and which are believed.
+/// The format of marks that is written, and the namespace whose redirects are valid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Marks {
     /// The form of new whiteouts.
     pub style: Style,
-    /// The namespace of new attributes, and the only one whose redirects count.
+    /// The namespace of new attributes, and the only one whose redirects are valid.
     pub namespace: Namespace,
 }
 
-/// Whether a name is kept from users.
+/// Whether a name is reserved for the union and hidden from users.
 pub(crate) fn is_reserved(name: &[u8]) -> bool {
     name.starts_with(PREFIX)
 }
 
-/// Whether an extended attribute is the union's own business: hidden from users, never copied.
+/// Whether an extended attribute is internal to the union: hidden from users, never copied.
 pub(crate) fn is_private_xattr(name: &[u8]) -> bool {
     [&b"trusted.overlay."[..], b"user.overlay.", b"trusted.nacre.", b"user.nacre.", b"user.fuseoverlayfs."]
         .iter()
@@ -164,12 +163,13 @@ pub(crate) fn is_private_xattr(name: &[u8]) -> bool {
         && !NESTED.iter().any(|(_, nested)| name.starts_with(nested))
 }
 
-/// Before the attributes of an overlay file system whose upper directory is in the union, as the kernel's own stores
-/// those of one within another: they mean nothing to the union, and are copied like any other.
+/// Prefixes of the attributes of an overlay file system whose upper directory is in the union, and the prefixes
+/// under which they are stored, as the kernel's overlay file system stores those of one within another: the
+/// union ignores them, and copies them like any other.
 const NESTED: [(&[u8], &[u8]); 2] =
     [(b"trusted.overlay.", b"trusted.overlay.overlay."), (b"user.overlay.", b"user.overlay.overlay.")];
 
-/// The name under which an extended attribute that users name is stored; `None` for one that is kept from them.
+/// The stored name of an extended attribute that users access; `None` for a reserved one.
 pub(crate) fn stored_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     for (prefix, nested) in NESTED {
         if let Some(rest) = name.strip_prefix(prefix) {
@@ -179,7 +179,7 @@ pub(crate) fn stored_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     (!is_private_xattr(name)).then_some(Cow::Borrowed(name))
 }
 
-/// The name by which users know a stored extended attribute; `None` for one that is kept from them.
+/// The visible name of a stored extended attribute; `None` for a reserved one.
 pub(crate) fn shown_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     for (prefix, nested) in NESTED {
         if let Some(rest) = name.strip_prefix(nested) {
@@ -189,20 +189,20 @@ pub(crate) fn shown_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     (!is_private_xattr(name)).then_some(Cow::Borrowed(name))
 }
 
-/// What a name in a listing says, as far as the name alone tells.
+/// The kind of mark that a listed name has, as far as the name alone shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameMark<'a> {
     /// A file, unless its type and its attributes say otherwise.
     Plain,
     /// The whiteout of this name.
     Hides(Name<'a>),
-    /// The whiteout of a name that is too long; the link's target tells which.
+    /// The whiteout of a name that is too long; the link's target is the name.
     HidesLong,
-    /// The union's own.
+    /// A reserved name of the union.
     Private,
 }
 
-/// Reads the name of a listed entry.
+/// Parses the name of a listed entry.
 pub(crate) fn listed(name: Name<'_>) -> NameMark<'_> {
     let Some(hidden) = name.bytes().strip_prefix(PREFIX) else { return NameMark::Plain };
     if name.bytes().starts_with(LONG) {
@@ -210,13 +210,13 @@ pub(crate) fn listed(name: Name<'_>) -> NameMark<'_> {
     } else if is_reserved(hidden) {
         NameMark::Private
     } else {
-        // Whiteouts of nothing, `.` and `..` hide nothing.
+        // Whiteouts of an empty name, `.` and `..` hide nothing.
         Name::new(hidden).map_or(NameMark::Private, NameMark::Hides)
     }
 }
 
-/// Whether a listed entry of this type can be a whiteout in place of the name, so that its
-/// attributes have to be asked for.
+/// Whether a listed entry of this type can be a whiteout in place of the name, so that its attributes have to
+/// be read.
 pub(crate) fn may_be_whiteout(kind: Option<Kind>, x_directory: bool) -> bool {
     match kind {
         None | Some(Kind::Character) => true,
@@ -225,12 +225,12 @@ pub(crate) fn may_be_whiteout(kind: Option<Kind>, x_directory: bool) -> bool {
     }
 }
 
-/// Whether a device is taken for a whiteout unless it says otherwise.
+/// Whether a file is a device number 0/0, which is a whiteout unless it has [`DEVICE`].
 pub(crate) fn is_whiteout_device(kind: Kind, device: (u32, u32)) -> bool {
     kind == Kind::Character && device == (0, 0)
 }
 
-/// The name of the mark that stands beside a name and hides it.
+/// The name of the whiteout of a name.
 fn mark_name(name: Name<'_>) -> Cow<'static, [u8]> {
     if name.bytes().len() + PREFIX.len() <= NAME_MAX {
         return [PREFIX, name.bytes()].concat().into();
@@ -243,7 +243,7 @@ fn mark_name(name: Name<'_>) -> Cow<'static, [u8]> {
     [LONG, digest.as_bytes()].concat().into()
 }
 
-/// The name that the whiteout of a long name hides; `None` where the link was not made by a union.
+/// Reads the name that the whiteout of a long name hides; `None` where the link was not made by a union.
 pub(crate) fn long_name(layer: &dyn Layer, directory: &Node, mark: Name<'_>) -> Result<Option<Vec<u8>>> {
     let target = match layer.lookup(&Caller::ROOT, directory, mark) {
         Ok(entry) if entry.attr.kind == Kind::Symlink => layer.readlink(&Caller::ROOT, &entry.node),
@@ -257,12 +257,12 @@ pub(crate) fn long_name(layer: &dyn Layer, directory: &Node, mark: Name<'_>) -> 
     }
 }
 
-/// Whether an error says that a file has no such attribute, or cannot have any.
+/// Whether an error means that a file lacks this attribute, or cannot have any.
 fn lacks_attribute(error: Errno) -> bool {
     matches!(error, Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS)
 }
 
-/// The names of a file's extended attributes, NUL after each.
+/// Reads the names of a file's extended attributes, NUL after each.
 fn attributes(layer: &dyn Layer, node: &Node) -> Result<Vec<u8>> {
     let mut names = vec![0; 1024];
     loop {
@@ -271,7 +271,7 @@ fn attributes(layer: &dyn Layer, node: &Node) -> Result<Vec<u8>> {
                 names.truncate(length);
                 return Ok(names);
             }
-            // XATTR_LIST_MAX of limits.h ends this.
+            // XATTR_LIST_MAX of limits.h bounds this.
             Err(Errno::ERANGE) if names.len() < 1 << 17 => names.resize(names.len() * 4, 0),
             Err(error) if lacks_attribute(error) => return Ok(Vec::new()),
             Err(error) => return Err(error),
@@ -279,7 +279,7 @@ fn attributes(layer: &dyn Layer, node: &Node) -> Result<Vec<u8>> {
     }
 }
 
-/// An extended attribute; `None` where there is none.
+/// Reads an extended attribute; `None` where there is none.
 fn attribute(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<Vec<u8>>> {
     let mut value = vec![0; 256];
     loop {
@@ -288,7 +288,7 @@ fn attribute(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<Vec<u
                 value.truncate(length);
                 return Ok(Some(value));
             }
-            // XATTR_SIZE_MAX of limits.h ends this.
+            // XATTR_SIZE_MAX of limits.h bounds this.
             Err(Errno::ERANGE) if value.len() < 1 << 16 => value.resize(value.len() * 16, 0),
             Err(error) if lacks_attribute(error) => return Ok(None),
             Err(error) => return Err(error),
@@ -297,11 +297,11 @@ fn attribute(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<Vec<u
 }
 
 impl Marks {
-    /// Finds out which namespace whoever runs this may set on a writable branch, by setting an
-    /// attribute on its top and removing it.
+    /// Finds out in which namespace the process may set attributes on a writable branch, by setting one on the
+    /// branch's root and removing it.
     ///
     /// # Errors
-    /// What the storage says, where it is not about the namespace.
+    /// Errors of the storage that do not concern the namespace.
     pub(crate) fn probe(layer: &dyn Layer, root: &Node) -> Result<Namespace> {
         const PROBE: &[u8] = b"trusted.nacre.probe";
         match layer.setxattr(&Caller::ROOT, root, PROBE, b"1", XattrFlags::default()) {
@@ -310,8 +310,8 @@ impl Marks {
                 Ok(Namespace::Trusted)
             }
             Err(Errno::EPERM | Errno::EACCES) => Ok(Namespace::User),
-            // No attributes at all, or not now: marks that need none work, and what is there is
-            // trusted as far as it can be.
+            // No attributes at all, or not now: marks without attributes work, and the namespace of existing
+            // ones is assumed to be `trusted`.
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS) => {
                 Ok(Namespace::Trusted)
             }
@@ -319,8 +319,8 @@ impl Marks {
         }
     }
 
-    /// What one branch has under a name, whiteouts beside it included. Without `reads_marks`
-    /// nothing is taken for a whiteout, and nothing asked for one.
+    /// Looks a name up on one branch, including its `.wh.` whiteout. Without `reads_marks` nothing counts as a
+    /// whiteout, and none is searched.
     ///
     /// # Errors
     /// As [`Marks::look_at`].
@@ -339,11 +339,11 @@ impl Marks {
         }
     }
 
-    /// What one branch has at the very name; whiteouts beside it are for [`stands_beside`]. Without
-    /// `reads_marks` nothing is taken for a whiteout.
+    /// Looks up the entry of the very name on one branch, without its `.wh.` whiteout (see [`stands_beside`]).
+    /// Without `reads_marks` nothing counts as a whiteout.
     ///
     /// # Errors
-    /// What the storage says. A name that is too long for this branch is absent from it.
+    /// Errors of the storage. A name that is too long for this branch is absent from it.
     pub(crate) fn look_at(
         &self,
         layer: &dyn Layer,
@@ -364,7 +364,7 @@ impl Marks {
     /// Whether a file is a whiteout of its own name.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn is_whiteout(&self, layer: &dyn Layer, entry: &Entry, x_directory: bool) -> Result<bool> {
         let attr = &entry.attr;
         match attr.kind {
@@ -384,11 +384,10 @@ impl Marks {
         }
     }
 
-    /// Says of a device 0/0 that is to be a device that it is no whiteout. Before that, it must not
-    /// have a name that users see.
+    /// Marks a device 0/0 that a user makes as no whiteout. It must not have a visible name before.
     ///
     /// # Errors
-    /// EPERM where that cannot be said.
+    /// EPERM where the attribute cannot be set.
     pub(crate) fn keep_device(&self, layer: &dyn Layer, node: &Node) -> Result<()> {
         match layer.setxattr(&Caller::ROOT, node, DEVICE, b"y", XattrFlags::default()) {
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Err(Errno::EPERM),
@@ -396,10 +395,10 @@ impl Marks {
         }
     }
 
-    /// What a directory says about the branches below: two calls where it says nothing.
+    /// Reads the marks of a directory that concern the branches below: two calls if there are none.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn opacity(&self, layer: &dyn Layer, directory: &Node) -> Result<Opacity> {
         let mut opacity = Opacity::default();
         match layer.lookup(&Caller::ROOT, directory, Name::new(OPAQUE)?) {
@@ -424,11 +423,10 @@ impl Marks {
         Ok(opacity)
     }
 
-    /// Makes a directory opaque without putting anything in it; answers whether the storage can
-    /// keep that.
+    /// Makes a directory opaque without creating a file in it; returns whether the storage supports that.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn make_opaque_by_attribute(&self, layer: &dyn Layer, directory: &Node) -> Result<bool> {
         let name = self.namespace.attribute("overlay.opaque");
         match layer.setxattr(&Caller::ROOT, directory, name.as_bytes(), b"y", XattrFlags::default()) {
@@ -441,15 +439,15 @@ impl Marks {
     /// Makes a directory opaque.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn make_opaque(&self, layer: &dyn Layer, directory: &Node) -> Result<()> {
         let opaque = Name::new(OPAQUE)?;
         if self.style == Style::Wh {
             return stand(layer, directory, opaque);
         }
         let name = self.namespace.attribute("overlay.opaque");
-        // The attribute can say only one of two things. Where it says that there are whiteouts
-        // among the files, these must not come to light.
+        // The attribute has only one of two values. If it states that there are whiteouts among the files,
+        // these must not become visible.
         let x = attribute(layer, directory, name.as_bytes())?.as_deref() == Some(b"x");
         let set = || layer.setxattr(&Caller::ROOT, directory, name.as_bytes(), b"y", XattrFlags::default());
         if x {
@@ -460,8 +458,8 @@ impl Marks {
                 other => other?,
             }
         }
-        // From here on it is opaque. Others read such directories as they are: whiteouts that no
-        // longer hide anything would show in listings.
+        // From here on it is opaque. Other programs list opaque directories as they are: whiteouts that no
+        // longer hide anything would show.
         let tidied = self.clear_whiteouts(layer, directory, x).and_then(|()| match x {
             true => set().and_then(|()| layer.unlink(&Caller::ROOT, directory, opaque)),
             false => Ok(()),
@@ -472,10 +470,10 @@ impl Marks {
         Ok(())
     }
 
-    /// Makes a directory opaque no more.
+    /// Removes a directory's opacity.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn make_transparent(&self, layer: &dyn Layer, directory: &Node) -> Result<()> {
         for name in attributes(layer, directory)?.split(|byte| *byte == 0) {
             let says =
@@ -509,13 +507,13 @@ impl Marks {
         }
     }
 
-    /// Hides a name from here down. Answers true where the whiteout has taken the very name: what
-    /// stood there was replaced in one step, and a directory that stood there is now in the
-    /// work directory under the name `temp`. Answers false where the mark stands beside the name, which the caller
-    /// then removes. `work` gives a directory of the same branch where one is needed; `temp` must be free in it.
+    /// Hides a name from this branch down. Returns true where the whiteout has taken the very name: the file
+    /// there was replaced in one step, and a directory there is now in the work directory under the name
+    /// `temp`. Returns false where a `.wh.` whiteout was made, and the caller then removes the file. `work`
+    /// gives a directory of the same branch where one is needed; `temp` must be free in it.
     ///
     /// # Errors
-    /// What the storage says; nothing has changed then but perhaps a file named `temp`.
+    /// Errors of the storage; nothing has changed then except perhaps a file named `temp`.
     pub(crate) fn hide<W: Deref<Target = Node>>(
         &self,
         layer: &dyn Layer,
@@ -531,7 +529,7 @@ impl Marks {
                 let work = work()?;
                 match layer.mknod(caller, &work, temp, Kind::Character, 0, (0, 0)) {
                     Ok(_) => return put(layer, &work, temp, directory, name),
-                    // Without the right to make devices the other form does the same.
+                    // Without the privilege to make devices the other form has the same effect.
                     Err(Errno::EPERM | Errno::EOPNOTSUPP) => {}
                     Err(error) => return Err(error),
                 }
@@ -562,10 +560,10 @@ impl Marks {
         let caller = &Caller::ROOT;
         let opaque = self.namespace.attribute("overlay.opaque");
         match attribute(layer, directory, opaque.as_bytes())?.as_deref() {
-            // Nothing below is seen through it.
+            // An opaque directory needs no whiteouts.
             Some(b"y") => return Ok(false),
             Some(b"x") => {}
-            // First, so that there is no moment at which the whiteout shows as an empty file.
+            // First, so that the whiteout never shows as an empty file.
             _ => layer.setxattr(caller, directory, opaque.as_bytes(), b"x", XattrFlags::default())?,
         }
         let made = layer.mknod(caller, work, temp, Kind::File, 0o444, (0, 0))?;
@@ -577,10 +575,10 @@ impl Marks {
         put(layer, work, temp, directory, name)
     }
 
-    /// Removes the mark beside a name, where there is one.
+    /// Removes the `.wh.` whiteout of a name, if there is one.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn unhide(&self, layer: &dyn Layer, directory: &Node, name: Name<'_>) -> Result<()> {
         match layer.unlink(&Caller::ROOT, directory, Name::new(&mark_name(name))?) {
             Err(Errno::ENOENT) => Ok(()),
@@ -589,7 +587,7 @@ impl Marks {
     }
 }
 
-/// Some names that may be whiteouts, and the position behind what was looked at.
+/// A batch of names that may be whiteouts, and the position after the last one read.
 struct Candidates {
     x: bool,
     taken: Vec<Vec<u8>>,
@@ -610,11 +608,10 @@ impl DirSink for Candidates {
     }
 }
 
-/// Makes an empty file that says what its name says.
-/// Whether the whiteout of a name stands in a directory, beside the name if that is there as well.
+/// Whether the `.wh.` whiteout of a name is in a directory, whether or not the name itself is there.
 ///
 /// # Errors
-/// What the storage says.
+/// Errors of the storage.
 pub(crate) fn stands_beside(layer: &dyn Layer, directory: &Node, name: Name<'_>) -> Result<bool> {
     match layer.lookup(&Caller::ROOT, directory, Name::new(&mark_name(name))?) {
         Ok(_) => Ok(true),
@@ -630,7 +627,7 @@ fn stand(layer: &dyn Layer, directory: &Node, name: Name<'_>) -> Result<()> {
     }
 }
 
-/// Puts a whiteout that was made in `work` in the place of a name, in one step.
+/// Moves a whiteout that was made in `work` to a name, in one step.
 fn put(layer: &dyn Layer, work: &Node, temp: Name<'_>, directory: &Node, name: Name<'_>) -> Result<bool> {
     let caller = &Caller::ROOT;
     let moved = match layer.rename(caller, work, temp, directory, name, RenameFlags::default()) {
@@ -643,7 +640,7 @@ fn put(layer: &dyn Layer, work: &Node, temp: Name<'_>, directory: &Node, name: N
         other => other,
     };
     if let Err(error) = moved {
-        // What cannot be removed now is removed with the rest of the directory at the next start.
+        // A file that cannot be removed now is removed with the whole directory at the next start.
         let _ = layer.unlink(caller, work, temp);
         return Err(error);
     }

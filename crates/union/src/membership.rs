@@ -1,23 +1,23 @@
-//! The list of branches while it changes, and giving way to whoever changes it.
+//! Changes of the list of branches, and the jobs that yield to them.
 //!
-//! `control.rs` changes the list in a moment without operations; drains, tiers and moves, which are
-//! at it for long, ask whether somebody waits for such a moment and let him go first. Invariant:
-//! whoever gives way holds nothing that the other waits for.
+//! `control.rs` changes the list while no operation is running; drains, tiers and moves, which run for long,
+//! check whether a change is waiting and let it go first. Invariant: a job that yields holds no lock that the
+//! change needs.
 
 use crate::branches::Slots;
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;
 
-/// Who changes the list of branches.
+/// Coordinates changes of the list of branches.
 pub(crate) struct Membership {
     /// Held while the list is being changed.
     pub(crate) changing: Mutex<Slots>,
-    /// How many wait for a moment without operations.
+    /// Number of changes that wait until no operation is running.
     wanted: Mutex<usize>,
     changed: Condvar,
 }
 
-/// Somebody waits for a moment without operations, as long as this is there.
+/// Registers a waiting change for as long as this exists.
 pub(crate) struct Wanted<'a>(&'a Membership);
 
 impl Membership {
@@ -25,25 +25,24 @@ impl Membership {
         Membership { changing: Mutex::new(slots), wanted: Mutex::new(0), changed: Condvar::new() }
     }
 
-    /// Asks all who are at something long to give way.
+    /// Asks all long jobs to yield.
     pub(crate) fn want(&self) -> Wanted<'_> {
         *self.wanted.lock() += 1;
         self.changed.notify_all();
         Wanted(self)
     }
 
-    /// Whether somebody waits for a moment without operations: whoever is at something long gives
-    /// up.
+    /// Whether a change is waiting: long jobs then abort their present step.
     pub(crate) fn is_wanted(&self) -> bool {
         *self.wanted.lock() > 0
     }
 
-    /// Lets whoever wants to change the branches go first.
+    /// Waits until no change is waiting.
     pub(crate) fn give_way(&self) {
         self.changed.wait_while(&mut self.wanted.lock(), |wanted| *wanted > 0);
     }
 
-    /// Pauses; true, and at once, where somebody wants to change the branches.
+    /// Pauses; returns true, and at once, if a change is waiting.
     pub(crate) fn is_wanted_within(&self, pause: Duration) -> bool {
         let mut wanted = self.wanted.lock();
         self.changed.wait_while_for(&mut wanted, |wanted| *wanted == 0, pause);

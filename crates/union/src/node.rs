@@ -1,14 +1,13 @@
-//! What the union keeps for each file that somebody knows: identity, the branches where it is, and
-//! the name it was last seen under.
+//! Inodes of the union in memory, one for each referenced file: identity, the branches that have it, and the
+//! name it was last seen under.
 //!
-//! Made by look-ups and creations through [`Nodes`], which makes sure that one file has one node.
-//! Invariants:
-//! * `parts` is ordered from the top; what is no directory has exactly one part, the one that is
-//!   shown; it is empty only where the branch has been removed that had the file;
-//! * a name is entered, moved or removed only with the directory's `names` lock held for writing,
-//!   and `place` changes with it;
-//! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by
-//!   address, the state (never held over a call).
+//! Made by look-ups and creations through [`Nodes`], which ensures that one file has one node. Invariants:
+//! * `parts` is ordered from the top; a file that is no directory has exactly one part, the shown one; it is
+//!   empty only where the branch that had the file has been removed;
+//! * a name is created, moved or removed only with the directory's `names` lock held for writing, and `place`
+//!   changes with it;
+//! * lock order: `copying` of a file, the tree lock, `names` of directories by address, the state (never held
+//!   over a call).
 
 use crate::{branches::Branch, identity, listing::Source, open_file::UnionFile};
 use hashbrown::HashMap;
@@ -22,24 +21,24 @@ use std::{
     },
 };
 
-/// A file as one branch has it.
+/// A file on one branch.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) branch: Arc<Branch>,
     pub(crate) node: Node,
-    /// The branch's own identity of it.
+    /// The file's identity on the branch.
     pub(crate) id: FileId,
-    /// A directory that may hold whiteouts which only their extended attribute tells.
+    /// Of a directory: files in it may be whiteouts that only their extended attribute identifies.
     pub(crate) x_directory: bool,
-    /// A directory that holds copies: what is in it may have the number of another file.
+    /// Of a directory: it has copies, so files in it may have stored inode numbers of other files.
     pub(crate) impure: bool,
-    /// It lies in such a directory.
+    /// Whether its directory is `impure`.
     pub(crate) in_impure: bool,
-    /// A directory that goes on below under another name.
+    /// Of a directory: its redirect to another name on the branches below.
     pub(crate) redirect: Redirect,
 }
 
-/// Where a directory goes on below.
+/// The redirect of a directory: its name on the branches below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Redirect {
     /// Under its own name.
@@ -47,12 +46,12 @@ pub(crate) enum Redirect {
     None,
     /// Under another name in the same directory: only as long as it stays there.
     Sibling,
-    /// Under a path from the top.
+    /// Under an absolute path.
     Path,
 }
 
 impl Part {
-    /// Something that is just itself.
+    /// Creates a part without marks.
     pub(crate) fn new(branch: &Arc<Branch>, node: Node, id: FileId) -> Part {
         Part {
             branch: Arc::clone(branch),
@@ -65,25 +64,25 @@ impl Part {
         }
     }
 
-    /// Whether it is the same file. A branch that came back has another slot.
+    /// Whether it is the same file. A branch that was added again has another slot.
     fn is_same(&self, other: &Part) -> bool {
         self.id == other.id && (self.branch.slot == other.branch.slot || !self.branch.is_member())
     }
 
-    /// Whether it is the same file in the same circumstances.
+    /// Whether it is the same file with the same marks.
     fn is_like(&self, other: &Part) -> bool {
         let circumstances = |part: &Part| (part.x_directory, part.impure, part.in_impure, part.redirect);
         self.branch.slot == other.branch.slot && self.id == other.id && circumstances(self) == circumstances(other)
     }
 
-    /// Whether a device node would be read as a whiteout in it: where extended attributes tell,
-    /// they have to be there.
+    /// Whether a device node in this directory would be read as a whiteout: where whiteouts are identified by
+    /// extended attributes, device nodes are not.
     pub(crate) fn is_plain(&self) -> bool {
         !self.x_directory
     }
 }
 
-/// Where a file was last seen.
+/// The directory and name under which a file was last seen.
 #[derive(Clone)]
 pub(crate) struct NodePlace {
     pub(crate) parent: Arc<UnionNode>,
@@ -96,29 +95,27 @@ impl NodePlace {
     }
 }
 
-/// A file of the union.
+/// A node of the union.
 pub(crate) struct UnionNode {
     pub(crate) id: FileId,
     pub(crate) kind: Kind,
-    /// Told apart from the nodes that stood for the same file before, of whose changes in between
-    /// nobody was told.
+    /// Distinguishes the node from earlier nodes of the same file; changes between them were not notified.
     pub(crate) serial: u64,
-    /// Of a directory: its names hold still while this is held.
+    /// Of a directory: the lock of its names.
     pub(crate) names: RwLock<()>,
-    /// Of a directory: held for reading by each call that lists it, and for writing in the moment
-    /// in which a file in it goes to another branch, which that call would show twice or not at
-    /// all. Taken before `names`.
+    /// Of a directory: held for reading by each call that lists it, and for writing while a file in it moves to
+    /// another branch, because that call would otherwise show the file twice or not at all. Taken before
+    /// `names`.
     pub(crate) listing: RwLock<()>,
     /// Held while the file is being copied up.
     pub(crate) copying: Mutex<()>,
-    /// Held for reading by whoever writes to a file that may have to move meanwhile; taken after
-    /// `copying`.
+    /// Held for reading during writes to a file that may have to move meanwhile; taken after `copying`.
     pub(crate) moving: RwLock<()>,
-    /// Counts changes that begin: whoever copies the file at leisure notices them.
+    /// Counts started changes, so that a copy made without locks can detect them.
     pub(crate) changes: AtomicU64,
-    /// Which list of branches its parts are true of.
+    /// The epoch of the list of branches for which the parts are valid.
     epoch: AtomicU64,
-    /// Of a directory: how often a file in it has gone to another branch.
+    /// Of a directory: how many files in it have moved to another branch.
     pub(crate) relocations: AtomicU64,
     state: Mutex<NodeState>,
     table: Weak<Nodes>,
@@ -129,19 +126,19 @@ type Directories = HashMap<Box<[u8]>, Weak<UnionNode>>;
 
 struct NodeState {
     parts: Arc<[Part]>,
-    /// Of a directory: the last branch that could still show part of it; whiteouts, opaque
-    /// directories and files hide all below.
+    /// Of a directory: the last branch that could still show part of it; whiteouts, opaque directories and
+    /// files hide everything below.
     floor: usize,
     place: Option<NodePlace>,
-    /// No name leads to it any more.
+    /// Whether its last name has been removed.
     gone: bool,
     open: Vec<Weak<UnionFile>>,
-    /// Of a directory: the directories in it that somebody knows. One that others have moved may
+    /// Of a directory: the referenced directories in it. A directory that was moved outside of the union may
     /// still be here.
     directories: Option<Box<Directories>>,
 }
 
-/// A directory at one moment.
+/// A snapshot of a directory's parts.
 #[derive(Clone)]
 pub(crate) struct View {
     pub(crate) parts: Arc<[Part]>,
@@ -165,10 +162,10 @@ impl UnionNode {
         View { parts: Arc::clone(&state.parts), floor: state.floor }
     }
 
-    /// The part that is shown.
+    /// The shown part.
     ///
     /// # Errors
-    /// ESTALE where the branch is gone that had it.
+    /// ESTALE where the branch that had it has been removed.
     pub(crate) fn top(&self) -> Result<Part> {
         self.state.lock().parts.first().cloned().ok_or(Errno::ESTALE)
     }
@@ -177,7 +174,7 @@ impl UnionNode {
         self.state.lock().parts.iter().find(|part| part.branch.slot == branch.slot).cloned()
     }
 
-    /// Whether its parts are true of the present branches.
+    /// Whether its parts are valid for the present list of branches.
     pub(crate) fn is_current(&self, epoch: u64) -> bool {
         self.epoch.load(Ordering::Acquire) == epoch
     }
@@ -190,7 +187,7 @@ impl UnionNode {
         self.state.lock().place.clone()
     }
 
-    /// No name is known to lead to it.
+    /// Records that no name is known to lead to it.
     pub(crate) fn has_no_name(&self) {
         self.state.lock().gone = true;
     }
@@ -199,7 +196,7 @@ impl UnionNode {
         self.state.lock().gone
     }
 
-    /// It has been found, or has come, there.
+    /// Sets the name under which it has been found or moved.
     pub(crate) fn arrive(self: &Arc<UnionNode>, parent: &Arc<UnionNode>, name: &[u8]) {
         let before = {
             let mut state = self.state.lock();
@@ -222,7 +219,7 @@ impl UnionNode {
         self.state.lock().directories.get_or_insert_default().insert(name.into(), Arc::downgrade(directory));
     }
 
-    /// That name no longer leads to a directory, unless somebody has brought it back meanwhile.
+    /// Removes the entry of a directory under a name, unless it has been renamed back meanwhile.
     fn forget_directory(self: &Arc<UnionNode>, name: &[u8], directory: &Arc<UnionNode>) {
         self.forget_directory_if(name, |known| ptr::eq(known.as_ptr(), Arc::as_ptr(directory)));
         if directory.place().is_some_and(|place| place.is(self, name)) {
@@ -239,13 +236,13 @@ impl UnionNode {
         }
     }
 
-    /// The directory that was last seen in this one under a name, if somebody knows it.
+    /// The directory that was last seen in this one under a name, if it is referenced.
     pub(crate) fn directory(self: &Arc<UnionNode>, name: &[u8]) -> Option<Arc<UnionNode>> {
         let found = self.state.lock().directories.as_ref()?.get(name).and_then(Weak::upgrade)?;
         found.place().is_some_and(|place| place.is(self, name)).then_some(found)
     }
 
-    /// All directories in this one that somebody knows.
+    /// All referenced directories in this one.
     pub(crate) fn directories(self: &Arc<UnionNode>) -> Vec<Arc<UnionNode>> {
         let known = {
             let state = self.state.lock();
@@ -258,7 +255,7 @@ impl UnionNode {
             .collect()
     }
 
-    /// That name no longer leads to it; `last` where it was the last one.
+    /// Removes a name; `last` if it was the last one.
     pub(crate) fn leave(self: &Arc<UnionNode>, parent: &Arc<UnionNode>, name: &[u8], last: bool) {
         let before = {
             let mut state = self.state.lock();
@@ -274,7 +271,7 @@ impl UnionNode {
         }
     }
 
-    /// One more branch has a copy of this directory.
+    /// Adds the part of one more branch that has a copy of this directory.
     pub(crate) fn grow(self: &Arc<UnionNode>, part: Part) {
         if let Some(table) = self.table.upgrade() {
             table.index(self, &part);
@@ -287,9 +284,8 @@ impl UnionNode {
         state.parts = parts.into();
     }
 
-    /// Whether something found can be this file. A directory has to be made of one of the
-    /// directories that were found: others may have taken apart what it was made of, and each of
-    /// these directories may be found by itself.
+    /// Whether a found file can be this one. A directory has to share a part with the found one: other
+    /// processes may have separated its parts, and each of these directories may be found by itself.
     pub(crate) fn can_be(&self, kind: Kind, parts: &[Part]) -> bool {
         let own = self.parts();
         self.kind == kind
@@ -298,7 +294,7 @@ impl UnionNode {
                 || parts.iter().any(|part| own.iter().any(|old| old.is_same(part))))
     }
 
-    /// It is where these parts are, from now on.
+    /// Replaces the parts.
     pub(crate) fn settle(self: &Arc<UnionNode>, parts: Vec<Part>, floor: usize) {
         if let Some(table) = self.table.upgrade() {
             for part in &parts {
@@ -310,7 +306,7 @@ impl UnionNode {
         state.floor = floor;
     }
 
-    /// From now on, whiteouts that only their attribute tells are in the directory on that branch.
+    /// Records that the directory on that branch has whiteouts that only their attribute identifies.
     pub(crate) fn holds_attribute_marks(&self, branch: usize) {
         let mut state = self.state.lock();
         if state.parts.iter().any(|part| part.branch.index() == branch && !part.x_directory) {
@@ -320,7 +316,7 @@ impl UnionNode {
         }
     }
 
-    /// From now on, the directory on that branch says by a path where it goes on below.
+    /// Records that the directory on that branch has a redirect by path.
     pub(crate) fn goes_on_by_path(&self, branch: usize) {
         let mut state = self.state.lock();
         let redirect = |part: &Part| if part.branch.index() == branch { Redirect::Path } else { part.redirect };
@@ -328,12 +324,12 @@ impl UnionNode {
         state.floor = branch;
     }
 
-    /// Whether any part of the directory goes on under another name below.
+    /// Whether any part of the directory has a redirect.
     pub(crate) fn is_redirected(&self) -> bool {
         self.state.lock().parts.iter().any(|part| part.redirect != Redirect::None)
     }
 
-    /// From now on, copies are in the directory on that branch.
+    /// Records that the directory on that branch has copies.
     pub(crate) fn holds_copies(&self, branch: usize) {
         let mut state = self.state.lock();
         let mark = |part: &Part| Part { impure: part.impure || part.branch.index() == branch, ..part.clone() };
@@ -346,12 +342,12 @@ impl UnionNode {
         state.open.push(Arc::downgrade(file));
     }
 
-    /// The files of this node that are open.
+    /// The open files of this node.
     pub(crate) fn open_files(&self) -> Vec<Arc<UnionFile>> {
         self.state.lock().open.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The names from the root down, divided by `/`; `None` where no name is known.
+    /// The path from the root, names divided by `/`; `None` where no name is known.
     pub(crate) fn path(&self) -> Option<Vec<u8>> {
         let mut names: Vec<Box<[u8]>> = Vec::new();
         let mut at = match self.place() {
@@ -370,7 +366,7 @@ impl UnionNode {
         Some(names.join(&b'/'))
     }
 
-    /// Whether this directory is `above` or lies in it.
+    /// Whether this directory is `above` or inside it.
     pub(crate) fn is_within(self: &Arc<UnionNode>, above: &Arc<UnionNode>) -> bool {
         let mut at = Arc::clone(self);
         loop {
@@ -386,8 +382,8 @@ impl UnionNode {
 }
 
 impl Drop for UnionNode {
-    /// Leaves the table, and takes the chain of parents apart step by step: as a recursion it would
-    /// be as deep as the tree.
+    /// Removes the node from the table, and drops the chain of parents iteratively: a recursion would be as
+    /// deep as the tree.
     fn drop(&mut self) {
         let state = self.state.get_mut();
         if let Some(table) = self.table.upgrade() {
@@ -397,7 +393,7 @@ impl Drop for UnionNode {
         let mut kind = self.kind;
         while let Some(NodePlace { parent, name }) = place {
             if kind == Kind::Directory {
-                // Unless another one is there by now.
+                // Unless another node has taken the entry by now.
                 parent.forget_directory_if(&name, |known| known.strong_count() == 0);
             }
             (place, kind) = match Arc::into_inner(parent) {
@@ -408,7 +404,7 @@ impl Drop for UnionNode {
     }
 }
 
-/// What a look-up or a creation has found.
+/// The result of a look-up or a creation.
 pub(crate) struct Known {
     pub(crate) id: FileId,
     pub(crate) kind: Kind,
@@ -416,46 +412,46 @@ pub(crate) struct Known {
     pub(crate) floor: usize,
 }
 
-/// All nodes that somebody holds: one for each file.
+/// All referenced nodes: one for each file.
 pub(crate) struct Nodes {
     tables: RwLock<Tables>,
     left: Option<Arc<dyn LeftNumbers>>,
-    /// Counts the lists of branches there have been.
+    /// Counts the changes of the list of branches.
     epoch: AtomicU64,
 }
 
 #[derive(Default)]
 struct Tables {
     root: Option<FileId>,
-    /// How many nodes there have been.
+    /// Number of nodes created so far.
     made: u64,
     by_id: HashMap<FileId, Weak<UnionNode>>,
-    /// By slot of the branch and the branch's own identity.
+    /// By slot of the branch and the file's identity there.
     by_part: HashMap<(u8, FileId), Weak<UnionNode>>,
 }
 
 impl Nodes {
-    /// Whoever takes the numbers for a process after this one hears of one that cannot be noted.
+    /// Creates the tables; `left` is notified of an inode number that cannot be handed to the next process.
     pub(crate) fn new(left: Option<Arc<dyn LeftNumbers>>) -> Nodes {
         Nodes { tables: RwLock::default(), left, epoch: AtomicU64::default() }
     }
 
-    /// The node of a file that the branch in a slot knows by `id`.
+    /// The node of the file with identity `id` on the branch in a slot.
     pub(crate) fn by_part(&self, slot: u8, id: FileId) -> Option<Arc<UnionNode>> {
         self.tables.read().by_part.get(&(slot, id)).and_then(Weak::upgrade)
     }
 
-    /// Which list of branches is the present one.
+    /// The epoch of the present list of branches.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// The list of branches has changed: what is known of every file has to be asked for again.
+    /// Starts a new epoch: the list of branches has changed, and every file has to be looked up again.
     pub(crate) fn next_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// No file is known by what the branch in a slot calls it any more.
+    /// Removes all identities on the branch in a slot.
     pub(crate) fn forget_slot(&self, slot: u8) {
         self.tables.write().by_part.retain(|(known, _), _| *known != slot);
     }
@@ -469,7 +465,7 @@ impl Nodes {
         self.tables.read().by_id.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Whether a node is of this union.
+    /// Whether a node belongs to this union.
     pub(crate) fn has(self: &Arc<Nodes>, node: &UnionNode) -> bool {
         std::ptr::eq(node.table.as_ptr(), Arc::as_ptr(self))
     }
@@ -488,7 +484,7 @@ impl Nodes {
 
     fn forget(&self, id: FileId, parts: &[Part]) {
         let mut tables = self.tables.write();
-        // Another node may have taken the places while this one was on its way out.
+        // Another node may have taken the entries while this one was being dropped.
         if tables.by_id.get(&id).is_some_and(|weak| weak.strong_count() == 0) {
             tables.by_id.remove(&id);
         }
@@ -500,23 +496,20 @@ impl Nodes {
         }
     }
 
-    /// The one node of a file: the known one, told what has been found, or a new one. That has
-    /// another number than the one asked for where that is the number of another directory: of one
-    /// that was made of this one, too.
+    /// The one node of a file: the known one, updated by the look-up, or a new one. A new one gets a number of
+    /// its own where its number belongs to a different directory, also to one that was split off from this one.
     pub(crate) fn get(self: &Arc<Nodes>, found: Known) -> Arc<UnionNode> {
         self.get_compared(found).0
     }
 
-    /// The node as [`Nodes::get`] has it, and whether it was known as made of other files of
-    /// branches.
+    /// As [`Nodes::get`], and whether the known node had other files on the branches as parts.
     pub(crate) fn get_compared(self: &Arc<Nodes>, mut found: Known) -> (Arc<UnionNode>, bool) {
         if let Some(node) = self.by_id(found.id).filter(|node| node.can_be(found.kind, &found.parts)) {
             let others = self.refresh(&node, found);
             return (node, others);
         }
         let mut tables = self.tables.write();
-        // Whoever is the last to hold a node leaves the tables on its way out: not with them
-        // locked.
+        // Dropping the last reference to a node locks the tables, so it must not happen while they are locked.
         let known = tables.by_id.get(&found.id).and_then(Weak::upgrade);
         let holder = found
             .parts
@@ -567,9 +560,8 @@ impl Nodes {
         (node, false)
     }
 
-    /// Tells a known node what a look-up has found: where a branch has the same file as before, its
-    /// node goes on being used and learns the name. Answers whether it was known as made of other
-    /// files, of which nobody has told.
+    /// Updates a known node by a look-up: where a branch has the same file as before, its node is kept and
+    /// learns the name. Returns whether the node had other files as parts, a change that was not notified.
     fn refresh(&self, node: &Arc<UnionNode>, found: Known) -> bool {
         let known = node.view();
         let same = known.parts.len() == found.parts.len()
@@ -584,7 +576,8 @@ impl Nodes {
             node.set_epoch(self.epoch());
             return false;
         }
-        // A listing may hand out what it read before a copy-up. No file ever goes back down.
+        // A listing may hand out an entry that it read before a copy-up. Files never move down without a change
+        // of their parts.
         let rose = |(old, new): (&Part, &Part)| old.branch.index() < new.branch.index();
         if was_current
             && node.kind != Kind::Directory
@@ -609,7 +602,7 @@ impl Nodes {
     }
 }
 
-/// Locks the names of several directories, each once, in the one order.
+/// Locks the names of several directories, each once, in a fixed order.
 pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
     let mut locks: Vec<&'a RwLock<()>> = directories.iter().map(|directory| &directory.names).collect();
     locks.sort_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
@@ -617,7 +610,7 @@ pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWr
     locks.into_iter().map(RwLock::write).collect()
 }
 
-/// A part as listings take it.
+/// Converts a part to a source of listings.
 pub(crate) fn source(part: &Part) -> Source<'_> {
     Source {
         layer: &*part.branch.layer,
@@ -639,8 +632,8 @@ pub(crate) fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that
-/// could be seen.
+/// Removes the `.wh.` whiteout of a name that exists now. If that fails, the whiteout hides nothing that is
+/// visible.
 pub(crate) fn uncover(home: &Part, name: Name<'_>) {
     if let Err(error) = home.branch.marks().unhide(&*home.branch.layer, &home.node, name) {
         tracing::warn!(branch = home.branch.index(), ?error, "a whiteout stays beside its name");

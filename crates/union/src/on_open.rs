@@ -1,15 +1,15 @@
-//! Copy-up and move-up on open (`+coo_reg`, `+coo_all`, `+moo`): what is opened on a slow branch
-//! comes to the next one above that takes files.
+//! Copy-up and move-up on open (`+coo_reg`, `+coo_all`, `+moo`): a file opened on a slow branch is copied or
+//! moved to the next branch above that takes files.
 //!
-//! Called before a file is opened and before a directory is listed from its start. Whatever stands
-//! in the way, the file is then opened where it is: nobody asked for a copy.
+//! Called before a file is opened and before a directory is listed from its start. If it fails, the file is
+//! opened on its branch: no user asked for a copy.
 
 use crate::{UnionShared, branch::CopyOnOpen, branches::Branch, copy_up::Original, node::UnionNode};
 use nacre_vfs::{Errno, Kind, Result};
 use std::sync::Arc;
 
 impl UnionShared {
-    /// Brings a file up, if its branch says so and it can go.
+    /// Copies or moves a file up, if its branch's mode asks for it and the file can move.
     pub(crate) fn rise_on_open(self: &Arc<UnionShared>, node: &Arc<UnionNode>) {
         let Ok(top) = node.top() else { return };
         if !top.branch.copies_on_open() {
@@ -33,7 +33,7 @@ impl UnionShared {
         }
     }
 
-    /// The nearest branch above that takes files.
+    /// The nearest branch above that takes new files.
     fn next_above(&self, branch: &Branch) -> Option<Arc<Branch>> {
         self.branches().iter().rev().find(|other| other.index() < branch.index() && other.creates()).map(Arc::clone)
     }
@@ -45,7 +45,7 @@ impl UnionShared {
         let Some(target) = self.next_above(&top.branch).filter(|_| top.branch.copies_on_open()) else { return Ok(()) };
         let place = node.place().filter(|_| !node.is_gone()).ok_or(Errno::ENOENT)?;
         if top.branch.is_writable() {
-            // What the kernel or a program may be writing to has to stay.
+            // A file that the kernel or a program may be writing to has to stay.
             self.movable(node, &top).map_err(|_| Errno::EBUSY)?;
         } else if node.open_files().iter().any(|file| file.is_lent()) {
             return Err(Errno::EBUSY);

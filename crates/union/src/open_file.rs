@@ -1,9 +1,8 @@
-//! An open file of the union: it follows its file when that is copied up.
+//! An open file of the union, which switches to the copy when its file is copied up.
 //!
-//! A file opened for writing on a read-only branch is opened there for reading only, and copied up
-//! by the first write. Whoever copies a file up tells all open files of it ([`UnionFile::follow`]),
-//! so that readers see what writers write. Invariant: what was once handed out as the present file
-//! stays open until this one is closed.
+//! A file opened for writing on a read-only branch is opened there for reading only, and copied up by the first
+//! write. A copy-up switches all open files of the file ([`UnionFile::follow`]), so that readers see what
+//! writers write. Invariant: every file on a branch that was once in use stays open until this one is closed.
 
 use crate::{
     OWN, Union, UnionShared,
@@ -24,17 +23,17 @@ use std::{
     },
 };
 
-/// `O_NOATIME`, `O_DIRECT` and their like are kept where a file is opened once more; what would
-/// create or empty it is not.
+/// Flags that are dropped when a file is opened again, because they would create or empty it; `O_NOATIME`,
+/// `O_DIRECT` and the like are kept.
 const ONCE: u32 = 0o100 | OpenFlags::EXCL | OpenFlags::TRUNC;
-/// The access mode.
+/// The mask of the access mode.
 const ACCESS: u32 = 3;
 
-/// The file on one branch.
+/// The open file on one branch.
 struct Stage {
     file: Opened,
     branch: Arc<Branch>,
-    /// It was opened where files may be changed, as its user wanted it.
+    /// Whether it was opened on a writable branch, with the access mode of its user.
     writable: bool,
     next: OnceLock<Box<Stage>>,
 }
@@ -45,7 +44,7 @@ impl Stage {
     }
 }
 
-/// An open file.
+/// An open file of the union.
 pub(crate) struct UnionFile {
     shared: Arc<UnionShared>,
     node: Arc<UnionNode>,
@@ -53,9 +52,9 @@ pub(crate) struct UnionFile {
     first: Stage,
     /// The copy could not be opened: every use tries again.
     behind: AtomicBool,
-    /// The kernel may read and write the file on the branch by itself.
+    /// Whether the file on the branch may be under passthrough.
     lent: AtomicBool,
-    /// For the copy that it may have to follow: its descriptor comes in addition.
+    /// A descriptor reserved for the copy that it may have to open in addition.
     _follows: Option<Counted>,
 }
 
@@ -79,7 +78,7 @@ impl UnionShared {
         if flags.truncates() {
             self.copy_up(node, usize::MAX, 0)?;
         }
-        // While this is held, no copy-up can pass by unseen.
+        // While this is held, no copy-up can be missed.
         let _still = node.copying.lock();
         let top = node.top()?;
         if flags.writes() && !top.branch.is_writable() && !self.can_rise(top.branch.index()) {
@@ -89,7 +88,7 @@ impl UnionShared {
         Ok(self.wrap(node, &top.branch, file, flags))
     }
 
-    /// The union's file for one that has just been opened on a branch.
+    /// Creates the union's file for a file that has just been opened on a branch.
     pub(crate) fn wrap(
         self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
@@ -126,13 +125,13 @@ impl UnionShared {
     }
 }
 
-/// The flags for one branch.
+/// Adapts the flags to a branch.
 fn on(branch: &Branch, flags: OpenFlags) -> OpenFlags {
     if branch.is_writable() { flags } else { OpenFlags(flags.0 & !ACCESS & !ONCE & !OpenFlags::APPEND) }
 }
 
-/// Open files of a process before this one. A copy of which that one had not told the door is followed
-/// where the file has a name.
+/// Open files of the previous process. If that process had copied a file up and not yet notified the FUSE front end,
+/// the open file is switched to the copy here, provided that the file has a name.
 impl LeftOpen for Union {
     fn take_up(&self, node: Option<&Node>, left: FoundOpen, flags: OpenFlags) -> Result<(Node, Opened)> {
         let shared = self.shared();
@@ -162,15 +161,15 @@ impl LeftOpen for Union {
 }
 
 impl UnionShared {
-    /// The file that no name leads to, of which a branch has taken up an open file.
+    /// The node of a file without a name, of which a branch has taken over an open file.
     fn nameless(&self, branch: &Arc<Branch>, lower: Node) -> Result<Arc<UnionNode>> {
         let attr = branch.layer.getattr(&OWN, &lower, None)?;
-        // It may be a copy.
+        // The file may be a copy.
         let part = Part { in_impure: true, ..Part::new(branch, lower, attr.id) };
         let known = self.nodes.by_part(branch.slot, attr.id);
         let id = known.map_or_else(|| self.id_of(&part), |node| Ok(node.id))?;
         let node = self.nodes.get(Known { id, kind: attr.kind, parts: vec![part], floor: branch.index() });
-        // One with no name where it may be changed may never have had any, and get one.
+        // A file on a writable branch with no link may never have had a name, and may get one.
         if node.place().is_none() && (attr.nlink > 0 || !branch.is_writable()) {
             node.has_no_name();
         }
@@ -187,7 +186,7 @@ impl UnionFile {
         at
     }
 
-    /// The open file on the branch.
+    /// The present open file on a branch.
     pub(crate) fn present(&self) -> &Opened {
         &self.stage().file
     }
@@ -201,7 +200,7 @@ impl UnionFile {
         &self.stage().branch
     }
 
-    /// Whether the kernel may be reading or writing the file on the branch by itself.
+    /// Whether the file on the branch may be under passthrough.
     pub(crate) fn is_lent(&self) -> bool {
         self.lent.load(Ordering::Acquire)
     }
@@ -219,8 +218,7 @@ impl UnionFile {
         self.flags.reads() || !stage.writable
     }
 
-    /// Goes on with the copy. Where that cannot be opened now, the next use tries again and tells
-    /// its user.
+    /// Switches to the copy. If that cannot be opened now, the next use tries again and reports the error.
     pub(crate) fn follow(&self, part: &Part) {
         if self.is_on(&part.branch) && (self.stage().writable || !part.branch.is_writable()) {
             return;
@@ -234,7 +232,7 @@ impl UnionFile {
                     writable: part.branch.is_writable(),
                     next: OnceLock::new(),
                 };
-                // One copy-up at a time: nobody else appends to the chain.
+                // One copy-up at a time: no other thread appends to the chain.
                 let _ = self.stage().next.set(Box::new(stage));
                 self.behind.store(false, Ordering::Release);
                 self.shared.door.left_changed(self.node.id);
@@ -268,7 +266,7 @@ impl UnionFile {
         self.raised()
     }
 
-    /// Runs a call that writes; where the branch is full, moves the file and runs it once more.
+    /// Runs a writing call; if the branch is full, moves the file and runs the call once more.
     fn change<T>(&self, act: impl Fn(&Opened) -> Result<T>) -> Result<T> {
         let file = self.changing()?;
         if self.shared.rules().move_when_full.is_none() {
@@ -294,7 +292,7 @@ impl UnionFile {
         act(self.present())
     }
 
-    /// The file where it may be changed.
+    /// The file on a writable branch, copied up if necessary.
     fn raised(&self) -> Result<&Opened> {
         let file = self.current()?;
         if self.stage().is_changeable() {
@@ -304,7 +302,7 @@ impl UnionFile {
             let _branches = self.shared.gate.read();
             self.shared.copy_up(&self.node, usize::MAX, u64::MAX)?;
             let _still = self.node.copying.lock();
-            // A branch that has become writable: the same file, opened anew.
+            // The branch may have become writable: the same file, opened again.
             self.follow(&self.node.top()?);
         }
         let file = self.current()?;
@@ -342,7 +340,7 @@ impl OpenFile for UnionFile {
 
     fn fsync(&self, data_only: bool) -> Result<()> {
         let file = self.current()?;
-        // Nobody has written to what lies on a read-only branch.
+        // Files on a read-only branch have no unsynced writes.
         if self.shared.options.sync && self.stage().branch.is_writable() { file.fsync(data_only) } else { Ok(()) }
     }
 
@@ -363,8 +361,7 @@ impl OpenFile for UnionFile {
     }
 
     fn test_lock(&self, _: LockOwner, _: FileLock) -> Result<FileLock> {
-        // A lock on one branch's file would be lost with a copy-up: the door's kernel keeps locks
-        // itself.
+        // A lock on one branch's file would be lost with a copy-up: the kernel keeps the mount's locks itself.
         Err(Errno::EOPNOTSUPP)
     }
 
@@ -385,11 +382,10 @@ impl OpenFile for UnionFile {
         if self.shared.rules().move_when_full.is_some() {
             return None;
         }
-        // Whoever wants to move the file looks, with this lock held for writing, at whether it is
-        // lent.
+        // A move checks for passthrough with this lock held for writing.
         let _still = self.node.moving.read();
         let stage = self.stage();
-        // A file that can still be copied up would go on showing its old bytes.
+        // A file under passthrough that can still be copied up would continue to show its old content.
         if !stage.branch.is_writable() && self.shared.can_rise(stage.branch.index()) {
             return None;
         }
@@ -413,7 +409,7 @@ impl OpenFile for UnionFile {
 
     fn left(&self) -> Option<LeftFile<'_>> {
         let stage = self.stage();
-        // What a branch's own layer would say of the place is not passed on: see `take_up`.
+        // The branch's own value of `place` is replaced: see `take_up`.
         stage.file.left().map(|left| LeftFile { place: stage.branch.left_place(), ..left })
     }
 

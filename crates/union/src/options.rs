@@ -1,10 +1,9 @@
-//! How a union behaves, and the `-o` words that say so: those of aufs, the placement words of
-//! mergerfs, the directories of overlayfs. Pure.
+//! The options of a union, and their `-o` words: those of aufs, the placement words of mergerfs, the
+//! directories of overlayfs. Pure.
 //!
-//! Called by whoever reads a command line or an fstab; the words that are not the union's own are
-//! handed back. Each word of aufs is in one of three tables: it is obeyed, it is accepted because
-//! what it tunes needs no tuning here, or it is refused with the reason. docs/union.md says so word
-//! by word, which a test checks.
+//! Called by the readers of command lines and of fstab; words that are not the union's are returned. Each word
+//! of aufs is in one of three tables: implemented, accepted without effect because what it tunes needs no
+//! tuning here, or refused with a reason. docs/union.md lists them word by word, which a test checks.
 
 mod action;
 mod pool;
@@ -26,57 +25,56 @@ use std::{
     time::Duration,
 };
 
-/// Of which branches what is free does not count in the figures of a whole union.
+/// The branches whose free space does not count in the `statfs(2)` figures of a whole union.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ignored {
-    /// All count.
+    /// No branch is ignored.
     #[default]
     Nothing,
-    /// Those on which nothing new can be put: read-only ones and `nc`.
+    /// Branches that take no new files: read-only ones and `nc`.
     ReadOnly,
-    /// Those that are `nc`.
+    /// Branches with `nc`.
     NoCreate,
 }
 
-/// How a union behaves.
+/// The options of a union.
 #[derive(Clone, Debug)]
 pub struct UnionOptions {
-    /// Where new files go.
+    /// The policy for new files.
     pub create: CreatePolicy,
     /// Paths with a policy or a branch of their own.
     pub routes: Routes,
-    /// Nothing new is put on a branch with less free bytes, unless the branch says otherwise; 0 for
-    /// no such limit.
+    /// No new files are created on a branch with fewer free bytes, unless the branch has its own limit; 0 for
+    /// no limit.
     pub min_free: u64,
-    /// Where files are copied to before they are changed.
+    /// The policy for copy-up.
     pub copy_up: CopyUpPolicy,
     /// The form of new whiteouts.
     pub whiteout: Style,
     /// Shows whiteouts as names; only for unions without a writable branch.
     pub show_whiteouts: bool,
-    /// Copies are on stable storage before they take the place of the original, and so is what
-    /// users ask to be (`fsync(2)`, `syncfs(2)`).
+    /// Copies are on stable storage before they replace the original, and `fsync(2)` and `syncfs(2)` have their
+    /// effect.
     pub sync: bool,
-    /// Every new directory is opaque, not only those that take the place of a hidden one.
+    /// Every new directory is opaque, not only one that replaces a hidden directory.
     pub opaque_always: bool,
-    /// `statfs(2)` tells all file systems together, not only that of the file.
+    /// `statfs(2)` reports the sum of all file systems, not only that of the file.
     pub sum: bool,
-    /// Whoever opens branches says where the owner or mode of a top directory is not the one that
-    /// is shown. Nothing else depends on it.
+    /// Opening branches reports root directories whose owner or mode differs from the shown one. Nothing else
+    /// depends on it.
     pub warn_permissions: bool,
-    /// How many entries are copied at most for the rename of a directory that is not on a writable
-    /// branch as a whole; beyond it the answer is EXDEV, upon which programs copy by themselves. 0:
-    /// always EXDEV.
+    /// Maximal number of entries copied for the rename of a directory that is not on a writable branch as a
+    /// whole; beyond it the error is EXDEV, upon which programs copy by themselves. 0: always EXDEV.
     pub directory_copy_limit: usize,
-    /// Directories beyond that limit are renamed by a mark on their upper part that tells where
-    /// they go on below, instead of EXDEV; only where no branch below is writable.
+    /// Directories beyond that limit are renamed by a redirect on their upper part, instead of EXDEV; only
+    /// where no branch below is writable.
     pub directory_redirect: bool,
-    /// A write that finds a branch full moves the file to another branch, by this policy, and is
-    /// tried again. The kernel then cannot read and write files in our place.
+    /// A write that finds a branch full moves the file to another branch, by this policy, and is tried again.
+    /// Passthrough is not possible then.
     pub move_when_full: Option<CreatePolicy>,
-    /// Where new directories go, if not where files do.
+    /// The policy for new directories, if it differs from that for files.
     pub create_directories: Option<CreatePolicy>,
-    /// A directory shows the times of the branch on which it was changed last, not of the highest.
+    /// A directory shows the times of its most recently changed branch, not of the highest.
     pub newest_times: bool,
     /// Which changes of a directory (and, with `duplicates`, of a file) are made on all writable branches that have
     /// it, not only on the highest.
@@ -84,27 +82,27 @@ pub struct UnionOptions {
     /// Copies of a file on lower writable branches are changed, renamed and removed with the file that is shown, by
     /// `actions`, instead of being hidden by it.
     pub duplicates: bool,
-    /// The union's own directories on branches (`.wh..wh.*`) are made when they are first needed, and removed when they
-    /// are empty.
+    /// The union's own directories on branches (`.wh..wh.*`) are created when they are first needed, and
+    /// removed when they are empty.
     pub work_on_demand: bool,
-    /// With `sum`: only file systems of branches that have the file count.
+    /// With `sum`: only the file systems of branches that have the file count.
     pub figures_of_path: bool,
-    /// With `sum`: of which branches nothing counts as free.
+    /// With `sum`: the branches whose free space does not count.
     pub figures_ignored: Ignored,
-    /// `security.capability` can be read.
+    /// Whether `security.capability` can be read.
     pub capabilities: bool,
-    /// A name of a file with several is given a file of its own before it is opened for writing.
+    /// A name of a file with several names gets a file of its own before it is opened for writing.
     pub link_cow: bool,
-    /// Files that nobody may write to are shown as symbolic links to where they are, once they have
-    /// not changed for so long.
+    /// Files without write permission are shown as symbolic links to their file on the branch, once they have
+    /// not changed for this long.
     pub symlinkify: Option<Duration>,
-    /// The union may be mounted while branches are missing. Whoever opens branches sees to it.
+    /// The union may be mounted while branches are missing. Implemented by the code that opens branches.
     pub may_be_missing: bool,
-    /// How long whoever opens branches waits until each is on a file system of its own.
+    /// How long the code that opens branches waits until each is on a file system of its own.
     pub mount_timeout: Duration,
-    /// What is to be on which of the branches with `+tier`.
+    /// The rules for moving files between branches with `+tier`.
     pub tier: TierRules,
-    /// The top directory has mergerfs' control file.
+    /// Whether the root directory has mergerfs' control file.
     pub control_file: bool,
 }
 
@@ -112,7 +110,7 @@ pub struct UnionOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LiveRules {
     pub(crate) create: CreatePolicy,
-    /// Of directories, if not `create`.
+    /// [`UnionOptions::create_directories`], or `create`.
     pub(crate) create_directories: Option<CreatePolicy>,
     /// [`UnionOptions::min_free`].
     pub(crate) min_free: u64,
@@ -172,43 +170,42 @@ impl Default for UnionOptions {
     }
 }
 
-/// How changes made on branches behind the union's back are noticed (aufs: `udba=`).
+/// How changes made directly on branches are noticed (aufs: `udba=`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Udba {
-    /// There are none: everything is cached (`coherence=exclusive`).
+    /// There are no direct changes: everything is cached (`coherence=exclusive`).
     None,
-    /// Branches are asked each time (`coherence=revalidate`).
+    /// Branches are checked each time (`coherence=revalidate`).
     Reval,
     /// Branches are watched (`coherence=watch`).
     Notify,
 }
 
-/// What a list of words says.
+/// The parsed words of a list.
 #[derive(Clone, Debug, Default)]
 pub struct Words {
-    /// The branches, from the top; empty where the list names none.
+    /// The branches, from the top; empty if the list names none.
     pub branches: Vec<(PathBuf, BranchMode)>,
-    /// How the union behaves.
+    /// The union's options.
     pub options: UnionOptions,
-    /// How branches are kept in step; `None` where the list does not say.
+    /// How direct changes are noticed; `None` if the list has no word for it.
     pub udba: Option<Udba>,
-    /// Whether POSIX ACLs are obeyed; `None` where the list does not say.
+    /// Whether POSIX ACLs are in effect; `None` if the list has no word for it.
     pub acl: Option<bool>,
-    /// Whether there are extended attributes, ACLs among them; `None` where the list does not say.
+    /// Whether there are extended attributes, including ACLs; `None` if the list has no word for it.
     pub xattr: Option<bool>,
     /// Words that were accepted and change nothing, each with the reason.
     pub unneeded: Vec<(String, &'static str)>,
-    /// What is taken and not done as it stands: a sentence for each, for the user.
+    /// One sentence for the user for each word that is accepted but not implemented as it stands.
     pub notices: Vec<String>,
-    /// There are words that only mergerfs has: branches that are not marked are writable.
+    /// Whether there are words that only mergerfs has: branches without attributes are writable then.
     pub pool: bool,
-    /// Words that are not the union's own.
+    /// Words that are not the union's.
     pub rest: Vec<OsString>,
-    /// The words that `options` comes from, as they were given: joined by [`Words::join`], they can
-    /// be read again.
+    /// The words that `options` was parsed from: joined by [`Words::join`], they can be parsed again.
     pub own: Vec<OsString>,
     routes: Vec<Route>,
-    /// `category.action=` or a `func.` word of a change was given.
+    /// Whether `category.action=` or a `func.` word of a change was given.
     sets_actions: bool,
     nofail: bool,
     fails_late: bool,
@@ -218,7 +215,7 @@ pub struct Words {
     lower: Option<OsString>,
 }
 
-/// Words that change nothing here, and why.
+/// Words without effect here, and the reasons.
 pub(crate) const UNNEEDED: [(&str, &str); 41] = [
     ("rdblk", "listings take what memory they need"),
     ("rdhash", "listings grow as they need"),
@@ -263,7 +260,7 @@ pub(crate) const UNNEEDED: [(&str, &str); 41] = [
     ("inodecalc", "inode numbers come from the branches"),
 ];
 
-/// Words that are refused, and why.
+/// Refused words, and the reasons.
 pub(crate) const REFUSED: [(&str, &str); 21] = [
     ("add", "it is a command here: nacre union add, del, mod"),
     ("ins", "it is a command here: nacre union add, del, mod"),
@@ -288,7 +285,7 @@ pub(crate) const REFUSED: [(&str, &str); 21] = [
     ("static_nlink", "directories that are merged have one link anyway; leave the word out"),
 ];
 
-/// A word taken apart: the name, and what stands behind `=` or, as aufs writes it, `:`.
+/// A parsed word: the name, and the value after `=` or, as aufs writes it, `:`.
 struct Word<'a> {
     name: &'a str,
     value: Option<&'a OsStr>,
@@ -302,8 +299,8 @@ fn take_apart(word: &OsStr) -> Option<Word<'_>> {
     Some(Word { name: std::str::from_utf8(name).ok()?, value })
 }
 
-/// The parts of a list between commas. A comma behind a backslash is part of a word; all other
-/// backslashes stay: what they are for is the word's business.
+/// Splits a list at its commas. A comma after a backslash is part of a word; all other backslashes stay, for
+/// the parser of the word.
 fn split(list: &OsStr) -> Vec<OsString> {
     let mut words = vec![Vec::new()];
     let mut bytes = list.as_bytes().iter().copied().peekable();
@@ -329,7 +326,7 @@ fn split(list: &OsStr) -> Vec<OsString> {
     words.into_iter().filter(|word| !word.is_empty()).map(OsString::from_vec).collect()
 }
 
-/// Whether a word that is obeyed says how the union behaves, not what it consists of.
+/// Whether an implemented word sets an option of the union, not its branches or how it is mounted.
 fn shapes(name: &str) -> bool {
     const OTHERS: [&str; 10] =
         ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl", "xattr"];
@@ -337,10 +334,10 @@ fn shapes(name: &str) -> bool {
 }
 
 impl Words {
-    /// Reads a list of words divided by commas (`br:/ssd=rw:/hdd=ro,create=mfs,noatime`).
+    /// Parses a list of words divided by commas (`br:/ssd=rw:/hdd=ro,create=mfs,noatime`).
     ///
     /// # Errors
-    /// The first word that is wrong, with what would be right.
+    /// The first wrong word, with a correct one.
     pub fn parse(list: &OsStr) -> Result<Words, ParseError> {
         let mut words = Words::default();
         for word in split(list) {
@@ -357,7 +354,7 @@ impl Words {
         words.finish()
     }
 
-    /// A list of words, from words.
+    /// Joins words to a list.
     pub fn join<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> OsString {
         let mut list = Vec::new();
         for word in words {
@@ -391,7 +388,7 @@ impl Words {
         Ok(self)
     }
 
-    /// Finds the branches that routes lead to, for branches that were not named in the list.
+    /// Resolves the branches of routes, for branches that were not named in the list.
     ///
     /// # Errors
     /// A route leads to no branch.
@@ -409,7 +406,7 @@ impl Words {
         Ok(())
     }
 
-    /// Obeys a word; false where it is not the union's own.
+    /// Applies a word; false if it is not the union's.
     fn obey(&mut self, word: &Word<'_>, whole: &OsStr) -> Result<bool, ParseError> {
         let options = &mut self.options;
         match word.name {
@@ -517,13 +514,13 @@ impl<'a> Word<'a> {
         self.raw()?.to_str().ok_or_else(|| ParseError::new(format!("{}=: the value is no UTF-8", self.name)))
     }
 
-    /// As it was given.
+    /// The word as it was given.
     fn shown(&self) -> String {
         let value = self.value.map(|value| format!("={}", value.to_string_lossy().escape_debug()));
         format!("{}{}", self.name, value.unwrap_or_default())
     }
 
-    /// For words without a value.
+    /// Requires that the word has no value.
     fn flag(&self) -> Result<bool, ParseError> {
         match self.value {
             None => Ok(true),
@@ -531,7 +528,7 @@ impl<'a> Word<'a> {
         }
     }
 
-    /// For words whose only value is what happens anyway.
+    /// Accepts only the value that is in effect anyway.
     fn only(&self, value: &str, why: &str) -> Result<(), ParseError> {
         match self.text()? {
             given if given == value => Ok(()),

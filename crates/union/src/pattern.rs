@@ -1,4 +1,4 @@
-//! Branches that are named by a pattern (`/mnt/disk*`), as mergerfs has them.
+//! Patterns for branches (`/mnt/disk*`), as mergerfs has them.
 //!
 //! Called when a union is mounted, and for edits of its branches by the control file.
 
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Whether a path is a pattern. A file that has such a name itself is meant as it is.
+/// Whether a path is a pattern. The path of an existing file is never one.
 pub(crate) fn is_pattern(path: &Path) -> bool {
     has_wildcard(path) && fs::symlink_metadata(path).is_err()
 }
@@ -18,13 +18,12 @@ fn has_wildcard(path: &Path) -> bool {
     path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 
-/// Whether a path has the form of a pattern.
+/// Whether a path matches a pattern.
 pub(crate) fn matches(pattern: &Path, path: &Path) -> bool {
     fast_glob::glob_match(pattern.as_os_str().as_bytes(), path.as_os_str().as_bytes())
 }
 
-/// All directories that match, in the order of their names; the path itself where it is no pattern, and where nothing
-/// matches.
+/// All directories that match, sorted by name; the path itself if it is no pattern, or if nothing matches.
 pub fn matching_directories(path: &Path) -> Vec<PathBuf> {
     if !is_pattern(path) {
         return vec![path.to_owned()];
@@ -41,7 +40,7 @@ pub fn matching_directories(path: &Path) -> Vec<PathBuf> {
     if found.is_empty() { vec![path.to_owned()] } else { found }
 }
 
-/// The entries of a directory that match, sorted; names with a dot in front only where the pattern has one.
+/// The matching entries of a directory, sorted; names with a leading dot only if the pattern has one.
 fn named(directory: &Path, pattern: &[u8]) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let fits = |name: &OsString| {

@@ -1,16 +1,15 @@
-//! Files as doors see them where a word of mergerfs makes names differ that lead to one file: with
+//! Nodes per name for FUSE front ends, for mergerfs options under which the names of one file differ:
 //! `link-cow` and `symlinkify`.
 //!
-//! A door, and the kernel behind it, know a file by its identity and open it by that: they do not
-//! tell which of its names somebody used. So here each name of a regular file has a node and an
-//! identity of its own; the inode number that users see stays that of the file. A name that turns
-//! out not to lead to its file any more is answered with ESTALE, upon which the kernel looks it up
-//! anew and tries once more. Files shown as symbolic links have other identities than before, so
-//! that whoever has them open goes on.
+//! A FUSE front end, and the kernel, know a file by its inode and open it by that: they do not report which of
+//! its names was used. So here each name of a regular file has a node and an identity of its own; the inode
+//! number that users see stays that of the file. If a name no longer leads to its file, the error is ESTALE,
+//! upon which the kernel looks it up again and retries once. Files shown as symbolic links have other
+//! identities than before, so that processes that have them open are not affected.
 //!
-//! Made by [`Union::layer`] for unions with such a word; all others do without. Invariants:
-//! * what a node believes to be its name is verified before it matters;
-//! * `tables` is held for a moment only, and nothing of the union is called or dropped under it.
+//! Made by [`Union::layer`] for unions with one of these options only. Invariants:
+//! * the name stored in a node is verified before it matters;
+//! * `tables` is held for a moment only, and no code of the union is called and nothing dropped under it.
 
 use crate::{
     ATTEMPTS, OWN, Union, UnionShared,
@@ -34,37 +33,37 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// The bits of a mode that let anybody write.
+/// The write bits of a mode.
 const WRITE: u32 = 0o222;
 
-/// A file under one of its names.
+/// A node of a file under one of its names.
 struct Named {
     /// The union's node.
     below: Node,
-    /// What `below` holds.
+    /// The union's inode in `below`.
     file: Arc<UnionNode>,
     id: FileId,
-    /// It is shown as a symbolic link.
+    /// Whether it is shown as a symbolic link.
     is_link: bool,
-    /// Where it was last seen.
+    /// The name it was last seen under.
     place: Mutex<NodePlace>,
     names: Weak<Names>,
 }
 
-/// A directory and a name in it.
+/// A name: directory and name in it.
 type Key = (FileId, Box<[u8]>);
 
-/// All nodes that somebody holds.
+/// All referenced nodes.
 #[derive(Default)]
 pub(crate) struct Names {
-    /// How many there have been.
+    /// Number of nodes created so far.
     made: AtomicU64,
     tables: Mutex<Tables>,
 }
 
 #[derive(Default)]
 struct Tables {
-    /// Several where a name led to different files, of which some are still held.
+    /// Several nodes where a name led to different files, some of which are still referenced.
     by_name: HashMap<Key, Vec<Weak<Named>>>,
     by_file: HashMap<FileId, Vec<Weak<Named>>>,
 }
@@ -79,7 +78,7 @@ impl Named {
     }
 }
 
-/// Takes nodes that nobody holds any more out of a table.
+/// Removes unreferenced nodes from a table.
 fn tidy<K: Eq + Hash>(table: &mut HashMap<K, Vec<Weak<Named>>>, key: &K) {
     if let Some(nodes) = table.get_mut(key) {
         nodes.retain(|weak| weak.strong_count() > 0);
@@ -100,8 +99,7 @@ impl Drop for Named {
 }
 
 impl Names {
-    /// The node of a name that leads to this file, which may be shown as a link: the known one or a
-    /// new one.
+    /// The node of a name that leads to this file, which may be shown as a link: the known one or a new one.
     fn get(self: &Arc<Names>, place: NodePlace, below: &Node, file: &Arc<UnionNode>, is_link: bool) -> Arc<Named> {
         let key = key(&place);
         let mut tables = self.tables.lock();
@@ -109,7 +107,7 @@ impl Names {
             tables.by_name.get(&key).into_iter().flatten().filter_map(Weak::upgrade).collect();
         if let Some(known) = others.iter().find(|known| known.file.id == file.id && known.is_link == is_link) {
             let known = Arc::clone(known);
-            // Others may be let go here for good.
+            // Other nodes may be dropped for good here.
             drop(tables);
             return known;
         }
@@ -127,7 +125,7 @@ impl Names {
         named
     }
 
-    /// A rename is done.
+    /// Updates the names of nodes after a rename.
     fn moved(&self, from: &NodePlace, to: &NodePlace, exchange: bool) {
         let mut left = Vec::new();
         let mut tables = self.tables.lock();
@@ -136,7 +134,7 @@ impl Names {
             nodes.into_iter().flatten().filter_map(|weak| weak.upgrade()).collect::<Vec<Arc<Named>>>()
         };
         let (moved, replaced) = (take(from), take(to));
-        // Two names of one file: that is no rename.
+        // Two names of one file: rename(2) does nothing.
         let stays = !exchange && moved.iter().any(|node| replaced.iter().any(|other| other.file.id == node.file.id));
         let (now_there, now_here) = if stays { (&replaced, &moved) } else { (&moved, &replaced) };
         for (nodes, place) in [(now_there, to), (now_here, from)] {
@@ -162,8 +160,8 @@ impl Names {
 }
 
 impl UnionShared {
-    /// Tells a door of a change. That of a file is one of each of its names. False where the door
-    /// is gone.
+    /// Notifies a FUSE front end of a change. A change of a file becomes one of each of its names. False if the
+    /// front end is gone.
     pub(crate) fn send(&self, out: &Sender<Invalidation>, what: Invalidation) -> bool {
         if let (Some(names), Invalidation::Attributes { id } | Invalidation::Content { id }) = (&self.names, &what) {
             for named in names.of(*id) {
@@ -186,13 +184,13 @@ fn entry_of(place: &NodePlace) -> Invalidation {
     Invalidation::Entry { parent: place.parent.id, name: place.name.clone() }
 }
 
-/// See the file's head.
+/// The layer of nodes per name; see the file's head.
 pub(crate) struct PerName {
     below: Arc<Union>,
     names: Arc<Names>,
 }
 
-/// What a door holds, if it is of a name.
+/// The node per name in a front end's node, if it is one.
 fn named(node: &Node) -> Option<&Named> {
     node.get()
 }
@@ -202,7 +200,7 @@ fn below(node: &Node) -> &Node {
     named(node).map_or(node, |named| &named.below)
 }
 
-/// A listing on its way up.
+/// A consumer that passes a listing on with nodes per name.
 struct Shown<'a> {
     layer: &'a PerName,
     parent: Arc<UnionNode>,
@@ -217,7 +215,7 @@ impl DirSink for Shown<'_> {
                 entry.kind = Some(found.attr.kind);
                 entry.entry = Some(found);
             }
-            // It may be one that is shown as a link, which only its attributes tell.
+            // The file may be shown as a link, which only its attributes show.
             None if self.layer.shared().options.symlinkify.is_some() => {
                 entry.kind = entry.kind.filter(|kind| *kind != Kind::File)
             }
@@ -257,7 +255,7 @@ impl PerName {
         since(attr.mtime.sec) > age && since(attr.ctime.sec) > age && self.target(place, file).is_some()
     }
 
-    /// Where a file is on its branch; `None` where that is no path.
+    /// The path of a file on its branch; `None` where the branch is no path.
     fn target(&self, place: &NodePlace, file: &UnionNode) -> Option<Vec<u8>> {
         let branch = file.top().ok()?.branch;
         let home = place.parent.part_on(&branch)?;
@@ -267,8 +265,7 @@ impl PerName {
         base.starts_with(b"/").then(|| parts.join(&b'/'))
     }
 
-    /// What is shown of something found; `changes`: it may have become a link since it was looked
-    /// at last.
+    /// The visible entry of a found file; `changes`: it may have become a link since its last look-up.
     fn up(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Entry, changes: bool) -> Entry {
         let Some(file) = found.node.arc::<UnionNode>().filter(|_| found.attr.kind == Kind::File) else { return found };
         let place = NodePlace { parent: Arc::clone(parent), name: name.bytes().into() };
@@ -290,8 +287,8 @@ impl PerName {
         attr
     }
 
-    /// The attributes of a node that is known, as users see them; where it is to be shown otherwise,
-    /// its name is to be looked up anew.
+    /// The visible attributes of a known node; if the file has to be shown differently, its name is
+    /// invalidated.
     fn attr_of(&self, node: &Node, attr: Attr) -> Attr {
         let Some(named) = named(node) else { return attr };
         if self.shared().options.symlinkify.is_some() {
@@ -303,9 +300,9 @@ impl PerName {
         self.attr_up(named, attr)
     }
 
-    /// Asks something of a file. Its branch may know it by a name that has just been given a file of
-    /// its own, and says ESTALE: then it is shown this name, so that only who uses the other one has
-    /// to look it up anew (the kernel does that once for each open).
+    /// Runs a call on a file. Its branch may know the file by a name that has just got a file of its own, and
+    /// return ESTALE: then this name is looked up on the branch and the call retried, so that only users of the
+    /// other name have to look it up again (the kernel does that once for each open).
     fn by_its_name<T>(&self, node: &Node, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         let mut answer = ask();
         let Some(named) = named(node).filter(|_| self.shared().options.link_cow) else { return answer };
@@ -318,7 +315,7 @@ impl PerName {
         answer
     }
 
-    /// Looks up where a name leads now: whether to its file.
+    /// Looks a name up: returns whether it still leads to its file.
     fn leads_to_it(&self, named: &Named) -> Result<bool> {
         let place = named.place();
         match self.below.lookup(&OWN, &Node::new(place.parent), Name::new(&place.name)?) {
@@ -328,7 +325,7 @@ impl PerName {
         }
     }
 
-    /// Called before a file is changed through a name: other names must keep what is there.
+    /// Called before a file is changed through a name: other names must keep the old content.
     ///
     /// # Errors
     /// ESTALE where the name leads to another file now.
@@ -379,7 +376,7 @@ impl Layer for PerName {
 
     fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
         let open = file.and_then(|file| file.inner().as_any().downcast_ref::<UnionFile>());
-        // Who has it open for writing has been asked already.
+        // A file open for writing has been handled when it was opened.
         if change.size.is_some() && !open.is_some_and(UnionFile::writes) {
             self.break_link(node)?;
         }
@@ -413,7 +410,7 @@ impl Layer for PerName {
         let Some(source) = named(node).filter(|named| named.is_link) else {
             return Ok(self.up(&self.shared().held(parent)?, name, made, false));
         };
-        // The kernel takes a new name of a symbolic link for nothing else.
+        // The kernel takes a new name of a symbolic link for that of the same link.
         let place = self.place(parent, name)?;
         Ok(self.entry(self.names.get(place, &source.below, &source.file, true), made.attr))
     }
@@ -477,8 +474,8 @@ impl Layer for PerName {
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         let Scope::Attributes(node, attr) = scope else { return self.below.coherence(scope) };
         let options = &self.shared().options;
-        // What one name is told of the others have to ask for; and nobody tells when a file is old
-        // enough.
+        // A change through one name invalidates nothing of the others; and no event is sent when a file gets
+        // old enough.
         let is_shared = options.link_cow && attr.nlink > 1 || options.symlinkify.is_some() && attr.mode & WRITE == 0;
         match named(node) {
             Some(named) if named.is_link || is_shared => Coherence::Shared,

@@ -1,15 +1,15 @@
-//! Which branch gets what: placement policies as pure functions over a few figures of the branches.
+//! Placement policies: choose the branch for a new file or copy, as pure functions over a few figures of the
+//! branches.
 //!
-//! Where no branch takes something new, the call fails with EROFS; where those that would take it
-//! have less than `min_free` bytes left, with ENOSPC.
+//! If no branch takes a new file, the call fails with EROFS; if the branches that would take it have fewer than
+//! `min_free` bytes free, with ENOSPC.
 //!
-//! Called wherever something new is put on a branch: creation, copy-up, link, rename. Names and
-//! rules are those of aufs and mergerfs. Whatever a policy says, what it places must be seen: a
-//! branch below the limit that a whiteout or an opaque directory sets is never chosen. Invariants:
-//! * the same function decides and explains ([`CreatePolicy::explain`]), so an explanation cannot
-//!   differ from what happens;
-//! * one operation writes to one branch: policies that act on several are refused when they are
-//!   read.
+//! Called wherever a new file is placed on a branch: creation, copy-up, link, rename. Names and rules are those
+//! of aufs and mergerfs. Whatever the policy, the new file must be visible: a branch below the limit that a
+//! whiteout or an opaque directory sets is never chosen. Invariants:
+//! * the same function decides and explains ([`CreatePolicy::explain`]), so an explanation cannot differ from
+//!   the decision;
+//! * one operation writes to one branch: policies that create on several are refused by the parser.
 
 mod grammar;
 mod route;
@@ -30,34 +30,31 @@ use std::{
     time::Duration,
 };
 
-/// What a policy knows of a branch.
+/// The figures of a branch that policies use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BranchView {
-    /// New files may be put there.
+    /// Whether new files may be created there.
     pub creates: bool,
-    /// Files there may be changed.
+    /// Whether files there may be changed.
     pub writable: bool,
-    /// The directory in question is there, as part of the union's directory.
+    /// Whether the directory is there, as part of the union's directory.
     pub parent_exists: bool,
-    /// How many components of the directory's path are there; asked for where
-    /// [`CreatePolicy::needs_depth`].
+    /// How many components of the directory's path are there; set where [`CreatePolicy::needs_depth`].
     pub parent_depth: u32,
-    /// When names in the directory last changed there; asked for where
-    /// [`CreatePolicy::needs_times`].
+    /// When names in the directory last changed there; set where [`CreatePolicy::needs_times`].
     pub parent_changed: Time,
-    /// Bytes free for ordinary users; asked for where [`CreatePolicy::needs_space`], or where
-    /// `min_free` is not 0.
+    /// Bytes free for ordinary users; set where [`CreatePolicy::needs_space`], or where `min_free` is not 0.
     pub free: u64,
     /// Bytes used, as `free`.
     pub used: u64,
-    /// All bytes, as `free`.
+    /// Size in bytes, as `free`.
     pub total: u64,
-    /// Nothing new is put there while less is free, bytes; 0 for no such limit.
+    /// No new files are created there while less is free, bytes; 0 for no limit.
     pub min_free: u64,
 }
 
 impl BranchView {
-    /// Whether something new may be put there now.
+    /// Checks whether a new file may be created there now.
     ///
     /// # Errors
     /// EROFS, or ENOSPC where too little is free.
@@ -72,30 +69,30 @@ impl BranchView {
     }
 }
 
-/// What is to be placed.
+/// A file to place.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement<'a> {
     /// All branches, from the top.
     pub branches: &'a [BranchView],
-    /// The last branch on which it would be seen: that of the whiteout which hides the name, or
-    /// where an opaque directory ends the merge.
+    /// The last branch on which it would be visible: that of the whiteout which hides the name, or where an
+    /// opaque directory ends the merge.
     pub limit: usize,
-    /// It is a directory.
+    /// Whether it is a directory.
     pub directory: bool,
 }
 
-/// Which branches a policy of the pooling kind looks at.
+/// The branches among which a mergerfs policy chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// All.
+    /// All branches.
     Anywhere,
-    /// Those that have the directory (`ep...`).
+    /// Branches that have the directory (`ep...`).
     Existing,
-    /// Those that have most of the directory's path (`msp...`).
+    /// Branches that have most of the directory's path (`msp...`).
     MostSpecific,
 }
 
-/// What a policy of the pooling kind prefers.
+/// The branch that a mergerfs policy prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preference {
     /// The highest (`ff`).
@@ -108,67 +105,67 @@ pub enum Preference {
     LeastUsed,
     /// The smallest part used (`lup`).
     LeastUsedShare,
-    /// Any (`rand`).
+    /// A random one (`rand`).
     Random,
-    /// Any, in proportion to free bytes (`pfrd`).
+    /// A random one, in proportion to free bytes (`pfrd`).
     RandomByFree,
-    /// Where names in the directory changed last (`newest`).
+    /// The one where names in the directory changed last (`newest`).
     Newest,
 }
 
-/// Where new files go (`create=`).
+/// The policy for new files (`create=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CreatePolicy {
-    /// The highest branch that has the directory; where that cannot be written, the next above that
-    /// can, and where there is none, the next below.
+    /// The highest branch that has the directory; if that cannot be written, the next writable one above, and
+    /// if there is none, the next below.
     #[default]
     TopDownParent,
     /// The highest with more than `low` bytes free; where there is none, as `MostFree`.
     TopDownMostFree {
         /// Bytes.
         low: u64,
-        /// How long figures stay good.
+        /// Validity of the figures.
         hold: Hold,
     },
-    /// One after the other, from the bottom up; directories do not move it on.
+    /// Round robin from the bottom up; directories do not advance it.
     RoundRobin,
     /// Most free bytes; of equal ones the lower.
     MostFree {
-        /// How long figures stay good.
+        /// Validity of the figures.
         hold: Hold,
     },
-    /// As `MostFree`, but in turn once the best has less than `low` bytes free.
+    /// As `MostFree`, but round robin once the best has less than `low` bytes free.
     MostFreeRoundRobin {
         /// Bytes.
         low: u64,
-        /// How long figures stay good.
+        /// Validity of the figures.
         hold: Hold,
     },
-    /// Most free bytes among those that have the directory; of equal ones the upper. Where none of
-    /// them can be written, as `TopDownParent`.
+    /// Most free bytes among the branches that have the directory; of equal ones the upper. If none of them can
+    /// be written, as `TopDownParent`.
     ParentMostFree {
-        /// How long figures stay good.
+        /// Validity of the figures.
         hold: Hold,
     },
     /// As `ParentMostFree`, but as `MostFreeRoundRobin` once it has less than `low` bytes free.
     ParentMostFreeRoundRobin {
         /// Bytes.
         low: u64,
-        /// How long figures stay good.
+        /// Validity of the figures.
         hold: Hold,
     },
-    /// As mergerfs.
+    /// A policy of mergerfs.
     Pool(Reach, Preference),
 }
 
-/// How long figures of free space are used again, seconds.
+/// How long figures of free space are reused, seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold(pub u32);
 
 impl Hold {
-    /// aufs' own.
+    /// aufs' default.
     pub const DEFAULT: Hold = Hold(30);
-    /// The longest.
+    /// The maximum.
     pub const MAX: u32 = 3600;
 
     /// As a duration.
@@ -177,20 +174,20 @@ impl Hold {
     }
 }
 
-/// Where files go that are changed and cannot be changed where they are (`cpup=`).
+/// The policy for copy-up: the destination of files that are changed and are on a read-only branch (`cpup=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyUpPolicy {
-    /// The highest branch that has the directory; where nothing may be put there, the next above
-    /// where it may.
+    /// The highest branch that has the directory; if no files may be created there, the next one above that
+    /// takes them.
     #[default]
     TopDownParent,
-    /// The next branch above that has the directory; where there is none, as `BottomUp`.
+    /// The next branch above that has the directory; if there is none, as `BottomUp`.
     BottomUpParent,
     /// The next branch above.
     BottomUp,
 }
 
-/// What policies remember: whose turn it is, and the state of the dice.
+/// The state of policies: the round-robin counter, and the random generator.
 #[derive(Debug)]
 pub struct PolicyState {
     turn: AtomicU64,
@@ -204,7 +201,7 @@ impl Default for PolicyState {
     }
 }
 
-/// The turn and the throw for one decision.
+/// The round-robin counter and the random number for one decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Dice {
     pub(crate) turn: u64,
@@ -212,7 +209,7 @@ pub(crate) struct Dice {
 }
 
 impl PolicyState {
-    /// With dice that start from a number.
+    /// Creates a state with a seed for the random generator.
     pub fn new(seed: u64) -> PolicyState {
         PolicyState { turn: AtomicU64::new(0), random: AtomicU64::new(seed) }
     }
@@ -227,20 +224,20 @@ impl PolicyState {
     }
 }
 
-/// Why a branch was chosen, and why each other was not.
+/// Why a branch was chosen, and why the others were not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The branch, or the error that the operation ends with.
+    /// The branch, or the error of the operation.
     pub chosen: Result<usize>,
-    /// Why.
+    /// The reason.
     pub because: String,
     /// The other branches, from the top, each with the reason.
     pub refused: Vec<(usize, String)>,
 }
 
 impl Explanation {
-    /// For people: one line for what happens, one for each other branch. `names` are those of all
-    /// branches.
+    /// Formats the explanation for users: one line for the choice, one for each other branch. `names` are those
+    /// of all branches.
     pub fn text(&self, names: &[String]) -> String {
         let name = |index: usize| names.get(index).map_or("?", String::as_str);
         let mut text = match self.chosen {
@@ -254,7 +251,7 @@ impl Explanation {
     }
 }
 
-/// Takes down what a decision goes by; nothing is put into words that nobody wants to read.
+/// Records the reasons of a decision; texts are made only if they are requested.
 pub(crate) trait Notes {
     fn refuse(&mut self, branch: usize, why: impl FnOnce() -> String);
     fn because(&mut self, why: impl FnOnce() -> String);
@@ -275,7 +272,7 @@ struct Written {
 
 impl Notes for Written {
     fn refuse(&mut self, branch: usize, why: impl FnOnce() -> String) {
-        // The first reason is the one that counted.
+        // The first reason was decisive.
         self.refused.entry(branch).or_insert_with(why);
     }
     fn because(&mut self, why: impl FnOnce() -> String) {
@@ -300,7 +297,7 @@ impl Written {
 }
 
 impl CreatePolicy {
-    /// Whether figures of free space have to be filled in, and for how long they are good.
+    /// Whether figures of free space have to be set, and for how long they are valid.
     pub fn needs_space(&self) -> Option<Hold> {
         match *self {
             CreatePolicy::TopDownParent | CreatePolicy::RoundRobin => None,
@@ -314,12 +311,12 @@ impl CreatePolicy {
         }
     }
 
-    /// Whether [`BranchView::parent_depth`] has to be filled in.
+    /// Whether [`BranchView::parent_depth`] has to be set.
     pub fn needs_depth(&self) -> bool {
         matches!(self, CreatePolicy::Pool(Reach::MostSpecific, _))
     }
 
-    /// Whether [`BranchView::parent_changed`] has to be filled in.
+    /// Whether [`BranchView::parent_changed`] has to be set.
     pub fn needs_times(&self) -> bool {
         matches!(self, CreatePolicy::Pool(_, Preference::Newest))
     }
@@ -333,11 +330,10 @@ impl CreatePolicy {
         )
     }
 
-    /// The branch for something new.
+    /// Chooses the branch for a new file.
     ///
     /// # Errors
-    /// EROFS where nothing may be put on any branch that counts; ENOSPC where it might, but too
-    /// little is free.
+    /// EROFS if no considered branch takes new files; ENOSPC if one would, but too little is free.
     pub fn choose(&self, placement: &Placement<'_>, state: &PolicyState) -> Result<usize> {
         let mut dice = state.dice(true);
         if self.takes_turns() && !placement.directory {
@@ -346,7 +342,7 @@ impl CreatePolicy {
         select::create(*self, placement, dice, &mut Silent)
     }
 
-    /// What [`CreatePolicy::choose`] would do now, and why.
+    /// The present choice of [`CreatePolicy::choose`], with its reasons.
     pub fn explain(&self, placement: &Placement<'_>, state: &PolicyState) -> Explanation {
         let mut notes = Written::default();
         let chosen = select::create(*self, placement, state.dice(false), &mut notes);
@@ -355,41 +351,40 @@ impl CreatePolicy {
 }
 
 impl CopyUpPolicy {
-    /// The branch that gets a copy of a file on `source`; `source` itself where files there may be
-    /// changed.
+    /// Chooses the branch for the copy of a file on `source`; `source` itself if files there may be changed.
     ///
     /// # Errors
-    /// EROFS where nothing may be put on any branch above.
+    /// EROFS if no branch above takes new files.
     pub fn choose(&self, branches: &[BranchView], source: usize) -> Result<usize> {
         select::copy_up(*self, branches, source, &mut Silent)
     }
 
-    /// What [`CopyUpPolicy::choose`] would do, and why.
+    /// The choice of [`CopyUpPolicy::choose`], with its reasons.
     pub fn explain(&self, branches: &[BranchView], source: usize) -> Explanation {
         let mut notes = Written::default();
         let chosen = select::copy_up(*self, branches, source, &mut notes);
         notes.explanation(chosen, branches.len())
     }
 
-    /// The branch on which a file gets another name (link, rename): its own where files there may
-    /// be changed, else as for a copy; never one below `limit`, the branch of the name that is
-    /// replaced or what hides the new name.
+    /// Chooses the branch on which a file gets another name (link, rename): its own if files there may be
+    /// changed, else as for a copy; never one below `limit`, the branch of the replaced name or of the whiteout
+    /// that hides the new name.
     ///
     /// # Errors
-    /// EROFS where that cannot be written.
+    /// EROFS if that branch cannot be written.
     pub fn choose_for_name(&self, branches: &[BranchView], source: usize, limit: usize) -> Result<usize> {
         select::within(branches, self.choose(branches, source)?, limit, &mut Silent)
     }
 }
 
-/// Bytes for people.
+/// A number of bytes, formatted for users.
 pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [('P', 50), ('T', 40), ('G', 30), ('M', 20), ('K', 10)];
         match units.iter().find(|(_, shift)| self.0 >> shift > 0) {
-            // Cut off, never rounded up: what is shown as free is there.
+            // Truncated, never rounded up: the shown free bytes are really free.
             Some((unit, shift)) => {
                 let tenths = (u128::from(self.0) * 10) >> shift;
                 write!(f, "{}.{}{unit}", tenths / 10, tenths % 10)

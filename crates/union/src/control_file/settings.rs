@@ -14,10 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The version of mergerfs whose settings and tools are served.
+/// The emulated version of mergerfs.
 const VERSION: &str = "2.40.2-nacre";
 
-/// One setting, and how it is read.
+/// A setting's name and the function that reads its value.
 type Row = (&'static str, fn(&Union) -> Vec<u8>);
 
 const SETTINGS: [Row; 42] = [
@@ -91,12 +91,12 @@ pub(super) fn get(union: &Union, key: &str) -> Option<Vec<u8>> {
     row(key).map(|(_, value)| value(union))
 }
 
-/// Changes a setting. What is set to its present value stays as it is, whatever it is.
+/// Changes a setting. Setting any setting to its present value succeeds without effect.
 ///
 /// # Errors
-/// See the file's head; for `branches`, what keeps a branch from being added or removed.
+/// See the file's head; for `branches`, the errors of adding and removing branches.
 pub(super) fn set(union: &Union, key: &str, value: &[u8]) -> Result<()> {
-    // What mergerfs throws away on demand is not kept here.
+    // The caches that mergerfs drops on demand do not exist here.
     if key.starts_with("cmd.") {
         return Ok(());
     }
@@ -104,7 +104,7 @@ pub(super) fn set(union: &Union, key: &str, value: &[u8]) -> Result<()> {
     match *known {
         "branches" | "srcmounts" => {
             let edits = edits(&present(union), value)?;
-            // All of them or none, as far as can be seen beforehand.
+            // All changes are made or none, as far as can be checked beforehand.
             let missing = |edit: &Edit| matches!(edit, Edit::Add { text, .. } if !is_directory(text));
             if edits.iter().any(missing) {
                 return Err(Errno::ENOENT);
@@ -130,7 +130,7 @@ fn is_directory(text: &[u8]) -> bool {
     parsed.is_ok_and(|(path, _)| path.is_dir())
 }
 
-/// A branch as it is, or as a value of `branches` has it.
+/// A branch of the union, or an item of a value of `branches`.
 #[derive(Clone, Debug)]
 struct Listed {
     path: PathBuf,
@@ -138,14 +138,15 @@ struct Listed {
 }
 
 impl Listed {
-    /// What may be done with it, in mergerfs' words.
+    /// The mode in mergerfs' words.
     fn shown(&self) -> &'static str {
         shown(&self.mode)
     }
 }
 
-/// The changes that a value of `branches` asks for: `+<LIST` puts branches on top, `+LIST` and `+>LIST` at the bottom;
-/// `-LIST` removes branches, `-<` the first one, `->` the last one; anything else, also after `=`, is the whole list.
+/// Parses a value of `branches` into changes: `+<LIST` adds branches on top, `+LIST` and `+>LIST` at the
+/// bottom; `-LIST` removes branches, `-<` the first one, `->` the last one; any other value, also after `=`, is
+/// the whole list.
 fn edits(present: &[Listed], value: &[u8]) -> Result<Vec<Edit>> {
     let on_top = |list: &[u8]| -> Result<Vec<Edit>> {
         Ok(new(present, list)?.into_iter().rev().map(|branch| add(&branch, 0)).collect())
@@ -162,7 +163,7 @@ fn edits(present: &[Listed], value: &[u8]) -> Result<Vec<Edit>> {
         [b'-', b'>'] => remove(present.last()),
         [b'-', list @ ..] => {
             let named = parsed(list)?;
-            // Patterns are those of the branches that are there.
+            // Patterns match the present branches.
             let (patterns, mut gone): (Vec<Listed>, Vec<Listed>) =
                 named.into_iter().partition(|branch| pattern::is_pattern(&branch.path));
             let matching = present.iter().filter(|branch| {
@@ -170,7 +171,7 @@ fn edits(present: &[Listed], value: &[u8]) -> Result<Vec<Edit>> {
             });
             let matching: Vec<Listed> = matching.cloned().collect();
             gone.extend(matching);
-            // One is always left.
+            // At least one branch has to remain.
             if present.iter().all(|branch| is_in(&gone, branch)) {
                 return Err(Errno::EINVAL);
             }
@@ -188,25 +189,26 @@ fn is_in(list: &[Listed], branch: &Listed) -> bool {
     list.iter().any(|other| other.path == branch.path)
 }
 
-/// The branches of a list that are to be added: none of them may be there, or twice in the list, or one too many.
+/// The branches of a list to add: none may already be present or be listed twice, and the total must not exceed
+/// the maximum.
 fn new(present: &[Listed], list: &[u8]) -> Result<Vec<Listed>> {
     let new = listed(list)?;
     let too_many = present.len() + new.len() > BRANCHES_MAX;
     if too_many || new.iter().any(|branch| is_in(present, branch)) { Err(Errno::EINVAL) } else { Ok(new) }
 }
 
-/// From the present branches to a whole list of others. Those in both stay where they are, with other attributes where
-/// mergerfs has words for the difference.
+/// The changes from the present branches to a whole new list. Branches in both lists stay, and get their new
+/// attributes where mergerfs has words for the difference.
 fn replaced(present: &[Listed], wanted: &[Listed]) -> Result<Vec<Edit>> {
     let stays: Vec<&Path> = present.iter().filter(|branch| is_in(wanted, branch)).map(|branch| &*branch.path).collect();
     let kept: Vec<&Listed> = wanted.iter().filter(|branch| is_in(present, branch)).collect();
-    // Files open on a branch would be lost if it were removed and added at another place.
+    // Files open on a branch would be lost if it were removed and added again at another position.
     if wanted.is_empty() || !kept.iter().map(|branch| &*branch.path).eq(stays) {
         return Err(Errno::EINVAL);
     }
     let mut edits: Vec<Edit> = Vec::new();
-    // From the top: all that is above a place is there already, and what goes comes last, so that one branch is always
-    // left. Those that go lie below what is new at the same place.
+    // From the top: all branches above a position are added already, and removals come last, so that at least
+    // one branch always remains. A removed branch is below a new one at the same position.
     let mut list: Vec<&Path> = present.iter().map(|branch| &*branch.path).collect();
     let mut above: Option<&Path> = None;
     for branch in wanted {
@@ -229,13 +231,13 @@ fn replaced(present: &[Listed], wanted: &[Listed]) -> Result<Vec<Edit>> {
     Ok(edits)
 }
 
-/// The branches of a list divided by colons; those without attributes are `rw`, as in every pool.
+/// Parses a list of branches divided by colons; those without attributes are `rw`, as in every pool.
 fn parsed(list: &[u8]) -> Result<Vec<Listed>> {
     let parsed = crate::parse_pool(std::ffi::OsStr::from_bytes(list)).map_err(|_| Errno::EINVAL)?;
     Ok(parsed.into_iter().map(|(path, mode)| Listed { path, mode }).collect())
 }
 
-/// The branches of a list, each once, with all directories that match in the place of a pattern.
+/// The branches of a list, each once, with patterns expanded to all matching directories.
 fn listed(list: &[u8]) -> Result<Vec<Listed>> {
     let mut all = Vec::new();
     for Listed { path, mode } in parsed(list)? {
@@ -245,7 +247,7 @@ fn listed(list: &[u8]) -> Result<Vec<Listed>> {
     if all.iter().enumerate().any(|(at, branch)| is_twice(at, branch)) { Err(Errno::EINVAL) } else { Ok(all) }
 }
 
-/// A branch as it is written.
+/// Formats a branch as users write it.
 fn written(branch: &Listed) -> Vec<u8> {
     let mut text = crate::escape_path(&branch.path).into_vec();
     text.push(b'=');
@@ -297,7 +299,7 @@ fn action(union: &Union, action: Action) -> Vec<u8> {
     union.shared().rules().actions.of(action).to_string().into_bytes()
 }
 
-/// The policies of all changes, each once, in the order of their names.
+/// The policies of all changing functions, each once, sorted by name.
 fn actions(union: &Union) -> Vec<u8> {
     let mut policies = Action::ALL.map(|of| action(union, of)).to_vec();
     policies.sort();
@@ -305,7 +307,7 @@ fn actions(union: &Union) -> Vec<u8> {
     policies.join(&b',')
 }
 
-/// The policies of the functions that create, each once, in the order of their names.
+/// The policies of the creating functions, each once, sorted by name.
 fn creates(union: &Union) -> Vec<u8> {
     let mut policies = vec![create(union), mkdir(union)];
     policies.sort();
@@ -322,7 +324,7 @@ fn mkdir(union: &Union) -> Vec<u8> {
     written_policy(rules.create_directories.unwrap_or(rules.create))
 }
 
-/// A policy as mergerfs has it: without the seconds for which figures of free space are believed, unless they were given.
+/// Formats a policy as mergerfs does: with the cache time of the figures of free space only if one was given.
 fn written_policy(policy: CreatePolicy) -> Vec<u8> {
     let text = policy.to_string();
     text.strip_suffix(&format!(":{}", Hold::DEFAULT.0)).unwrap_or(&text).as_bytes().to_vec()

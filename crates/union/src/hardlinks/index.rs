@@ -1,15 +1,13 @@
 //! The hard-link index: files with several names on a read-only branch, of which not all have been
 //! copied up.
 //!
-//! When the first name is copied up, the copy also gets a name in the index of its branch, made of
-//! the file's number; look-ups that come to one of the other names below show the copy. What users
-//! see as the count of links is the copy's own, without the index, plus the names below that are
-//! still visible, which an extended attribute of the copy counts. While nothing is copied, an empty
-//! file `NUMBER.n` carries that count if names below have been removed. Called with the `names`
-//! lock of the directory held in which a name changes. Invariants:
-//! * an entry exists before the first name above is made, and goes when no name below is left;
-//! * the count may be too high after a crash, never too low: an entry that is needed is not
-//!   removed.
+//! When the first name is copied up, the copy also gets a name in the hard-link index of its branch, made of
+//! the file's inode number; look-ups of the other names below then show the copy. `st_nlink` is the copy's own
+//! link count, without the index, plus the number of names below that are still visible, which an extended
+//! attribute of the copy stores. If names are removed before any is copied up, an empty file `NUMBER.n` has the
+//! count of the visible ones. Called with the `names` lock of the directory whose entry changes. Invariants:
+//! * an entry exists before the first name above is made, and is removed when no name below remains;
+//! * the count may be too high after a crash, never too low: a needed entry is never removed.
 
 use crate::{
     OWN,
@@ -24,32 +22,32 @@ use nacre_vfs::{DirEntry, DirSink, Errno, FileId, Kind, Name, Node, OpenFlags, R
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
-/// What ends the name of an entry that only counts.
+/// Suffix of an entry that only stores a count.
 const COUNTER: &str = ".n";
 
-/// One file.
+/// The index's record of one file.
 #[derive(Clone)]
 struct IndexRecord {
-    /// Its name in the index.
+    /// Name of the index entry that has the count.
     entry: Vec<u8>,
-    /// Where the count is kept.
+    /// The branch whose index has the count.
     branch: Arc<Branch>,
     copy: Option<Part>,
-    /// The copy's name in the index of its branch.
+    /// Name of the copy in the index of its branch.
     copy_entry: Vec<u8>,
-    /// Names below that are still visible and lead to the file; with `counts_all`, all visible
+    /// Number of names below that are still visible and lead to the file; with `counts_all`, of all visible
     /// names.
     below: u32,
     counts_all: bool,
 }
 
 impl IndexRecord {
-    /// How many names users see, where the branch that is shown counts `count`.
+    /// Number of visible names if the shown branch has link count `count`.
     fn shown(&self, count: u32) -> u32 {
         if self.counts_all { self.below } else { count.saturating_sub(1).saturating_add(self.below) }
     }
 
-    /// How many names users see; the copy is asked for its count.
+    /// Number of visible names; reads the copy's link count.
     fn visible(&self) -> Result<u32> {
         match &self.copy {
             Some(copy) if !self.counts_all => Ok(self.shown(copy.branch.layer.getattr(&OWN, &copy.node, None)?.nlink)),
@@ -58,15 +56,15 @@ impl IndexRecord {
     }
 }
 
-/// The indexes of all branches.
+/// The hard-link indexes of all branches, in memory.
 pub(crate) struct HardlinkIndex {
     pub(crate) identities: Arc<Identities>,
     records: RwLock<HashMap<FileId, IndexRecord>>,
-    /// Where counts can be kept, from the top down.
+    /// Branches that can store counts, from the top down.
     writable: Mutex<Vec<Arc<Branch>>>,
-    /// Held while an entry changes on its branch.
+    /// Held while an entry is changed on its branch.
     changing: Mutex<()>,
-    /// Files whose names are on their way to another branch.
+    /// Files that are being moved to another branch.
     pub(crate) journal: Journal,
 }
 
@@ -77,7 +75,7 @@ fn attribute(branch: &Branch) -> &'static [u8] {
     }
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     Copy,
@@ -86,7 +84,7 @@ enum What {
     List,
 }
 
-/// The number in the name of an entry, and what it is; `None` for what is no entry.
+/// Parses the name of an entry; `None` if it is no entry.
 fn parse(name: &[u8]) -> Option<(Written, What)> {
     let text = std::str::from_utf8(name).ok()?;
     let endings = [(COUNTER, What::Counter), (journal::COPY, What::Moved), (journal::LIST, What::List)];
@@ -116,7 +114,7 @@ impl DirSink for IndexPage {
 }
 
 impl HardlinkIndex {
-    /// An empty one.
+    /// Creates an empty index.
     pub(crate) fn new(identities: Arc<Identities>) -> HardlinkIndex {
         HardlinkIndex {
             identities,
@@ -127,18 +125,18 @@ impl HardlinkIndex {
         }
     }
 
-    /// The name of an entry: the number as it is written down, so that it means the same file
-    /// wherever its branch stands in the list.
+    /// The name of an entry: the number in its stored form, so that it means the same file wherever its branch
+    /// is in the order.
     fn entry_name(&self, id: FileId, counts_only: bool) -> Vec<u8> {
         let mut name = index_entry(&self.identities, id);
         name.extend_from_slice(if counts_only { COUNTER } else { "" }.as_bytes());
         name
     }
 
-    /// Reads the indexes of all branches anew, those and no others.
+    /// Replaces the contents by the indexes of these branches.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn reload(&self, branches: &[Arc<Branch>]) -> Result<()> {
         let fresh = HardlinkIndex::new(Arc::clone(&self.identities));
         for branch in branches {
@@ -150,10 +148,10 @@ impl HardlinkIndex {
         Ok(())
     }
 
-    /// Reads the index of a branch; to be called from the top down.
+    /// Reads the index of a branch; has to be called from the top down.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn load(&self, branch: &Arc<Branch>) -> Result<()> {
         if branch.is_writable() {
             self.writable.lock().push(Arc::clone(branch));
@@ -173,7 +171,7 @@ impl HardlinkIndex {
                     What::List => lists.push((written, name.clone())),
                     What::Copy | What::Counter => {}
                 }
-                // One whose branch is no longer there is nothing to this union, and stays.
+                // Entries of branches that are not in this union are ignored, and stay.
                 let Some(id) = self.identities.read(written) else { continue };
                 match what {
                     What::Copy => self.load_one(branch, &directory, Name::new(name)?, id, false)?,
@@ -205,13 +203,13 @@ impl HardlinkIndex {
         let mut value = [0; 4];
         let below = match branch.layer.getxattr(&OWN, &found.node, attribute(branch), &mut value) {
             Ok(4) => u32::from_le_bytes(value),
-            // Not told: as many as there can be, so that nothing is lost.
+            // Unknown count: assume the maximum, so that nothing is lost.
             _ => u32::MAX / 2,
         };
         let copy = (!counts_only).then(|| Part::new(branch, found.node, found.attr.id));
         let mut records = self.records.write();
         match records.get_mut(&id) {
-            // A branch above counts, and this one has the copy.
+            // A branch above has the count, and this one has the copy.
             Some(known) if known.branch.index() < branch.index() || !counts_only => {
                 if known.copy.is_none() {
                     (known.copy, known.copy_entry) = (copy, name.bytes().to_vec());
@@ -235,10 +233,10 @@ impl HardlinkIndex {
         Ok(())
     }
 
-    /// The copy of a file that a look-up has found on branch `below` or lower.
+    /// The copy that replaces a file found on branch `below` or lower.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn copy(&self, id: FileId, below: usize) -> Result<Option<Part>> {
         let known =
             self.records.read().get(&id).and_then(|record| Some((record.copy.clone()?, record.copy_entry.clone())));
@@ -253,7 +251,7 @@ impl HardlinkIndex {
         }
     }
 
-    /// How many names users see, where the branch that is shown counts `count`.
+    /// Number of visible names if the shown branch has link count `count`.
     pub(crate) fn shown(&self, node: &UnionNode, count: u32) -> u32 {
         let count = self.journal.shown(node.id, count);
         let shown = self.records.read().get(&node.id).map(|record| record.shown(count));
@@ -264,10 +262,10 @@ impl HardlinkIndex {
         }
     }
 
-    /// Gives a finished copy its place in the index: from then on all names below show it.
+    /// Gives a finished copy its name in the index: from then on all names below show it.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn enter(&self, id: FileId, branch: &Arc<Branch>, temporary: Name<'_>, count: u32) -> Result<Part> {
         let _one_at_a_time = self.changing.lock();
         let (layer, work) = (&branch.layer, branch.work_directory()?);
@@ -296,14 +294,14 @@ impl HardlinkIndex {
         Ok(part)
     }
 
-    /// One name below less: it has been hidden, or has become a name above. `count` is what the
-    /// branch below counts, `branch` where a counter can be kept. Answers how many are left. Where
-    /// that was the last one, the file leaves the index, which may be all that leads to it: before,
-    /// `last` makes durable what came in place of the name, or a crash could leave the name with
-    /// what lies below.
+    /// Decrements the count of names below: one has been hidden, or has been copied up. `count` is the link
+    /// count of the branch below, `branch` a branch that can store a counter. Returns the remaining number. At
+    /// 0 the file is removed from the index, which may have the only name that leads to it: `last` is called
+    /// before and makes the replacement of the name durable, because otherwise after a crash the name could
+    /// show the file of the lower branch.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn one_less(
         &self,
         id: FileId,
@@ -315,7 +313,7 @@ impl HardlinkIndex {
         let known = self.records.read().get(&id).cloned();
         let (visible, (copy, copy_entry), branch) = match known {
             Some(record) if record.branch.is_writable() => return self.count_down(id, record, last),
-            // A count that is read before that of the copy.
+            // A counter on a higher branch is read before the copy's count.
             Some(record) => {
                 let above =
                     self.writable.lock().iter().rev().find(|above| above.index() < record.branch.index()).cloned();
@@ -337,7 +335,7 @@ impl HardlinkIndex {
         Ok(below)
     }
 
-    /// Where no branch can keep the count: it is too high again after the next mount.
+    /// Keeps the count in memory where no branch can store it: it is too high again after the next mount.
     fn count_in_memory(&self, id: FileId, record: &IndexRecord) -> Result<u32> {
         let below = record.visible()?.saturating_sub(1);
         if let Some(known) = self.records.write().get_mut(&id) {
@@ -366,18 +364,18 @@ impl HardlinkIndex {
         Ok(below)
     }
 
-    /// All entries of the branches that are written to: file, branch, names below as counted.
+    /// All counts on writable branches: file, position of the branch, number of names below.
     pub(crate) fn counts(&self, is_written: impl Fn(&Branch) -> bool) -> Vec<(FileId, usize, u32)> {
         let records = self.records.read();
         let kept = records.iter().filter(|(_, record)| is_written(&record.branch) && !record.counts_all);
         kept.map(|(id, record)| (*id, record.branch.index(), record.below)).collect()
     }
 
-    /// Lowers a count that is too high, unless it has changed since; answers whether it has been
-    /// done. `last` as in [`Self::one_less`].
+    /// Lowers a count that is too high, unless it has changed since; returns whether it did. `last` as in
+    /// [`Self::one_less`].
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn correct(
         &self,
         id: FileId,
@@ -389,15 +387,14 @@ impl HardlinkIndex {
         let known = self.records.read().get(&id).cloned();
         match known {
             Some(record) if record.below == counted && !record.counts_all => {
-                // The next one is the one that is kept.
+                // `count_down` decrements by one.
                 self.count_down(id, IndexRecord { below: found.saturating_add(1), ..record }, last).map(|_| true)
             }
             _ => Ok(false),
         }
     }
 
-    /// The copy of a file is another one from now on; its place in the index of that branch has
-    /// been taken.
+    /// Records another copy of a file; the copy's entry in the index of its branch exists already.
     pub(crate) fn is_now_on(&self, id: FileId, copy: &Part) {
         if let Some(record) = self.records.write().get_mut(&id) {
             record.entry = index_entry(&self.identities, id);
@@ -406,8 +403,8 @@ impl HardlinkIndex {
         }
     }
 
-    /// What the index of a branch says of a file whose copy is there: `None` where it says nothing,
-    /// else the names below, and whether that is all that any index says.
+    /// The recorded names below of a file whose copy is on a branch, and whether no other branch has a record
+    /// of it; `None` without a record.
     pub(crate) fn copy_on(&self, id: FileId, branch: &Branch) -> Option<(u32, bool)> {
         let records = self.records.read();
         let record = records.get(&id)?;
@@ -415,7 +412,7 @@ impl HardlinkIndex {
         Some((record.below, is_there && record.branch.slot == branch.slot && !record.counts_all))
     }
 
-    /// All files of which something is kept on a branch, and whether that is a mere count.
+    /// All files with a record on a branch, and whether the record is only a count.
     pub(crate) fn records_on(&self, branch: &Branch) -> Vec<(FileId, bool)> {
         let records = self.records.read();
         let there = records.iter().filter(|(_, record)| {
@@ -425,15 +422,15 @@ impl HardlinkIndex {
         there.map(|(id, record)| (*id, record.counts_all && record.branch.slot == branch.slot)).collect()
     }
 
-    /// The copy that the index has of a file.
+    /// The indexed copy of a file.
     pub(crate) fn indexed(&self, id: FileId) -> Option<Part> {
         self.records.read().get(&id).and_then(|record| record.copy.clone())
     }
 
-    /// Keeps a count on another branch.
+    /// Moves a count to another branch.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn move_counter(&self, id: FileId, to: &Arc<Branch>) -> Result<()> {
         let _one_at_a_time = self.changing.lock();
         let Some(record) = self.records.read().get(&id).filter(|record| record.counts_all).cloned() else {
@@ -446,22 +443,22 @@ impl HardlinkIndex {
         remove(&record.branch, &record.entry)
     }
 
-    /// Whether the index knows a file.
+    /// Whether the index has a record of a file.
     pub(crate) fn knows(&self, id: FileId) -> bool {
         self.records.read().contains_key(&id)
     }
 }
 
-/// A number as entries are called.
+/// The entry name of a file, without a suffix.
 pub(crate) fn index_entry(identities: &Identities, id: FileId) -> Vec<u8> {
     let (mark, ino, generation) = identities.written(id);
     format!("{mark:016x}-{ino:016x}-{generation:016x}").into_bytes()
 }
 
-/// Writes how many names below lead to a copy.
+/// Stores the number of names below that lead to a copy.
 ///
 /// # Errors
-/// What the storage says, but that it knows no such attribute.
+/// Errors of the storage, except unsupported attributes.
 pub(crate) fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()> {
     match branch.layer.setxattr(&OWN, node, attribute(branch), &below.to_le_bytes(), XattrFlags::default()) {
         // Then the count is too high after the next mount, which loses nothing.
@@ -493,7 +490,7 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
 /// Removes an entry.
 ///
 /// # Errors
-/// What the storage says, but that there is none.
+/// Errors of the storage, except that there is none.
 pub(crate) fn remove(branch: &Branch, entry: &[u8]) -> Result<()> {
     match branch.layer.unlink(&OWN, &index_directory(branch)?, Name::new(entry)?) {
         Err(Errno::ENOENT) => Ok(()),

@@ -1,13 +1,13 @@
-//! Files with several names that are on their way to another branch: the copy stands for the
-//! original wherever a name still leads to that.
+//! The journal of moves of files with several names to another branch: the copy replaces the original wherever
+//! a name still leads to the original.
 //!
-//! The finished copy gets a name in the hard-link index of its branch (`NUMBER.m`, made of the
-//! original's own number there): from that step on, which a crash makes whole or not at all, every
-//! name shows the copy. Then each name gets to the copy's branch and goes from the original's, and
-//! at last the name in the index goes. A list of the names (`NUMBER.l`) is there before, so that
-//! what a crash or an error has interrupted is ended by the next mount, drain or move. Invariants:
-//! * the copy is complete and durable before it stands for anything;
-//! * the name in the index goes when no name leads to the original any more, and that is durable.
+//! The finished copy gets a name in the hard-link index of its branch (`NUMBER.m`, made of the original's own
+//! inode number there): from that step on, which is atomic across crashes, every name shows the copy. Then each
+//! name is created on the copy's branch and removed from the original's, and last the name in the index is
+//! removed. A list of the names (`NUMBER.l`) is written before, so that a move interrupted by a crash or an
+//! error is finished by the next mount, drain or move. Invariants:
+//! * the copy is complete and durable before it replaces anything;
+//! * the name in the index is removed when no name leads to the original any more, and that is durable.
 
 use crate::{
     OWN, UnionShared,
@@ -26,26 +26,26 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// What ends the name of a copy that stands for an original.
+/// Suffix of the index entry of a copy that replaces an original.
 pub(crate) const COPY: &str = ".m";
-/// What ends the name of the list of its names.
+/// Suffix of the index entry with the list of names.
 pub(crate) const LIST: &str = ".l";
-/// The longest list that is read.
+/// Maximal accepted size of a list, bytes.
 const LIST_MAX: u64 = 64 << 20;
 
-/// One file on its way.
+/// A file that is being moved.
 #[derive(Clone)]
 struct Moving {
-    /// Its number in the union.
+    /// The file's identity in the union.
     id: FileId,
     copy: Part,
-    /// Names that lead to the original, and not yet to the copy.
+    /// Number of names that lead to the original, and not yet to the copy.
     left: u32,
-    /// Somebody is at it, and holds the names.
+    /// A thread is moving it, and holds the locks of the names.
     active: bool,
 }
 
-/// All of them, by the original's own number.
+/// All files being moved, by the original's own identity.
 #[derive(Default)]
 pub(crate) struct Journal {
     any: AtomicBool,
@@ -74,7 +74,7 @@ impl Journal {
         }
     }
 
-    /// Somebody is at it from now on, or no longer; answers whether that is news.
+    /// Sets whether a thread is moving the file; returns whether that has changed.
     pub(crate) fn set_active(&self, own: FileId, active: bool) -> bool {
         match self.originals.write().get_mut(&own) {
             Some(moving) => std::mem::replace(&mut moving.active, active) != active,
@@ -92,18 +92,18 @@ impl Journal {
         self.originals.read().iter().map(|(own, moving)| (*own, moving.clone())).collect()
     }
 
-    /// These and no others.
+    /// Replaces the contents.
     pub(crate) fn replace(&self, other: Journal) {
         *self.originals.write() = other.originals.into_inner();
         self.any.store(other.any.into_inner(), Ordering::Release);
     }
 
-    /// Whether a file of the union has been left on its way.
+    /// Whether a file has an unfinished move that no thread is working on.
     pub(crate) fn holds(&self, id: FileId) -> bool {
         !self.is_idle() && self.originals.read().values().any(|moving| moving.id == id && !moving.active)
     }
 
-    /// How many names a file on its way has, of which the copy counts so many.
+    /// Number of names of a file being moved whose copy has link count `count`.
     pub(crate) fn shown(&self, id: FileId, count: u32) -> u32 {
         if self.is_idle() {
             return count;
@@ -113,23 +113,23 @@ impl Journal {
     }
 }
 
-/// A copy that is to stand for an original.
+/// A copy that is to replace an original.
 pub(crate) struct StandIn<'a> {
-    /// The file's number in the union.
+    /// The file's identity in the union.
     pub(crate) id: FileId,
     pub(crate) original: &'a Part,
     pub(crate) copy: &'a Part,
     /// The copy's name in the work directory of its branch.
     pub(crate) temporary: Name<'a>,
-    /// All names of the original, from the top directory down.
+    /// Paths of all names of the original, from the union's root.
     pub(crate) paths: &'a [Vec<u8>],
-    /// How many there are, one in the hard-link index included.
+    /// Number of names, including one in the hard-link index.
     pub(crate) names: u32,
-    /// Whether every step is made durable.
+    /// Whether every step is synced to stable storage.
     pub(crate) sync: bool,
 }
 
-/// The name of a copy or list in an index.
+/// The name of a copy or list in the index.
 fn entry_name(identities: &Identities, own: FileId, ending: &str) -> Vec<u8> {
     let mut name = index_entry(identities, own);
     name.extend_from_slice(ending.as_bytes());
@@ -137,10 +137,10 @@ fn entry_name(identities: &Identities, own: FileId, ending: &str) -> Vec<u8> {
 }
 
 impl HardlinkIndex {
-    /// The copy that stands for a part.
+    /// The copy that replaces a part, if its file is being moved.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn stand_in(&self, part: &Part) -> Result<Option<Part>> {
         if self.journal.is_idle() {
             return Ok(None);
@@ -148,7 +148,7 @@ impl HardlinkIndex {
         let own = self.identities.of(part.id);
         let copy = self.journal.originals.read().get(&own).map(|moving| moving.copy.clone());
         let Some(copy) = copy else { return Ok(None) };
-        // By a name that lasts, as for other copies.
+        // Looked up by its stable name, as other copies are.
         let entry = entry_name(&self.identities, own, COPY);
         match copy.branch.layer.lookup(&OWN, &index_directory(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
@@ -157,7 +157,7 @@ impl HardlinkIndex {
         }
     }
 
-    /// A copy that was found in the index of a branch when it was read.
+    /// Loads a copy found in the index of a branch.
     pub(crate) fn load_moved(&self, branch: &Arc<Branch>, own: FileId, name: Name<'_>) -> Result<()> {
         let found = match branch.layer.lookup(&OWN, &index_directory(branch)?, name) {
             Err(Errno::ENOENT) => return Ok(()),
@@ -170,7 +170,7 @@ impl HardlinkIndex {
         Ok(())
     }
 
-    /// Writes down which names a copy is going to get.
+    /// Writes the list of the names that a copy will get.
     fn write_list(&self, branch: &Branch, own: FileId, paths: &[u8], sync: bool) -> Result<()> {
         let (layer, work) = (&branch.layer, branch.work_directory()?);
         let temporary = branch.work()?.temporary();
@@ -199,7 +199,7 @@ impl HardlinkIndex {
         placed
     }
 
-    /// The names that a copy is going to get, divided by NUL bytes.
+    /// Reads the list of the names that a copy will get, divided by NUL bytes.
     fn read_list(&self, branch: &Branch, own: FileId) -> Result<Vec<Vec<u8>>> {
         let name = entry_name(&self.identities, own, LIST);
         let layer = &branch.layer;
@@ -220,11 +220,11 @@ impl HardlinkIndex {
         Ok(bytes.split(|byte| *byte == 0).filter(|path| !path.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// From now on, a finished copy in the work directory of its branch stands for an original: all
-    /// names show it.
+    /// Makes a finished copy in the work directory of its branch replace its original: all names show the copy
+    /// from then on.
     ///
     /// # Errors
-    /// What the storage says: then nothing has changed.
+    /// Errors of the storage: then nothing has changed.
     pub(crate) fn stand_for(&self, stand_in: &StandIn<'_>) -> Result<()> {
         let StandIn { id, original, copy, temporary, paths, names, sync } = *stand_in;
         let own = self.identities.of(original.id);
@@ -242,13 +242,13 @@ impl HardlinkIndex {
         self.journal.insert(own, Moving { id, copy: copy.clone(), left: names, active: true });
         match layer.lookup(&OWN, &directory, entry) {
             Ok(fresh) => layer.adopt(&copy.node, &fresh.node),
-            // It is there all the same: whoever has the file open tries again when he uses it.
+            // The copy exists all the same: open files try again at their next use.
             Err(error) => tracing::warn!(?error, "a copy that has just been made cannot be looked up"),
         }
         Ok(())
     }
 
-    /// No name leads to the original any more.
+    /// Ends the move: no name leads to the original any more.
     pub(crate) fn stands_alone(&self, own: FileId, copy: &Part) -> Result<()> {
         remove(&copy.branch, &entry_name(&self.identities, own, COPY))?;
         self.journal.remove(own);
@@ -256,37 +256,36 @@ impl HardlinkIndex {
     }
 }
 
-/// The original under a name, on a branch other than the copy's.
+/// The original's entry under a name, on another branch than the copy's.
 struct Old {
     home: Part,
     attr: Attr,
 }
 
-/// The original in the hard-link index of a branch: its name there, and how many names it has.
+/// The original in the hard-link index of a branch: the branch, its name there, and its link count.
 type Indexed = (Arc<Branch>, Vec<u8>, u32);
 
 impl UnionShared {
-    /// Whether files on branches are as their names say, after what has been interrupted has been
-    /// ended as far as possible. No lock is held.
+    /// Finishes interrupted moves as far as possible, and checks that this file has none. No lock is held.
     ///
     /// # Errors
-    /// EIO while the file in question is on its way, and its storage fails.
+    /// EIO while the file has an unfinished move because its storage fails.
     pub(crate) fn settled(&self, id: FileId) -> Result<()> {
         self.settle();
         if self.hardlinks.journal.holds(id) { Err(Errno::EIO) } else { Ok(()) }
     }
 
-    /// Ends what has been interrupted as far as possible. No lock is held.
+    /// Finishes interrupted moves as far as possible; a failure is logged. No lock is held.
     pub(crate) fn settle(&self) {
         if let Err(error) = self.finish_moves() {
             tracing::warn!(?error, "a file with several names is still on its way to another branch");
         }
     }
 
-    /// Ends all moves that have been interrupted. No lock is held.
+    /// Finishes all interrupted moves. No lock is held.
     ///
     /// # Errors
-    /// What the storage says; the names show the copies all the same.
+    /// Errors of the storage; the names show the copies all the same.
     pub(crate) fn finish_moves(&self) -> Result<()> {
         if self.hardlinks.journal.is_idle() {
             return Ok(());
@@ -301,7 +300,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Whether a copy on this branch still stands for an original.
+    /// Whether a copy on this branch still replaces an original.
     pub(crate) fn has_moves_to(&self, branch: &Branch) -> bool {
         self.hardlinks.journal.all().iter().any(|(_, moving)| moving.copy.branch.slot == branch.slot)
     }
@@ -338,7 +337,7 @@ impl UnionShared {
         Ok(names)
     }
 
-    /// The directory of a path, and the last name in it; `None` where there is none.
+    /// The directory and the last component of a path; `None` where there is no such directory.
     pub(crate) fn home_of(&self, path: &[u8]) -> Result<Option<HardlinkName>> {
         let mut at = Arc::clone(&self.root);
         let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).peekable();
@@ -358,8 +357,8 @@ impl UnionShared {
         Ok(None)
     }
 
-    /// Gives a copy all names of its original, which then go; answers whether none leads there any
-    /// more. The names of all homes are held.
+    /// Gives a copy all names of its original and removes them from the original; returns whether no name leads
+    /// to the original any more. The names of all homes are locked.
     pub(crate) fn carry_names(&self, own: FileId, copy: &Part, homes: &[HardlinkName]) -> Result<bool> {
         let target = &copy.branch;
         if self.options.sync {
@@ -380,7 +379,7 @@ impl UnionShared {
         } else if let Some(id) = self.moving_id(own)
             && self.hardlinks.indexed(id).is_some_and(|known| self.identities.of(known.id) == own)
         {
-            // An earlier attempt came so far.
+            // An earlier attempt got this far.
             self.hardlinks.is_now_on(id, copy);
         }
         self.sync_homes(homes.iter().filter_map(|home| home.parent.part_on(target)))?;
@@ -400,7 +399,7 @@ impl UnionShared {
         if removed > 0 {
             return Ok(removed == count);
         }
-        // Each one is known to lead to the copy, and nothing else was there.
+        // Every name leads to the copy, and the original had none.
         Ok(!homes.is_empty()
             && homes.iter().try_fold(true, |all, home| Ok::<_, Errno>(all && self.has_name(copy, home)?))?)
     }
@@ -457,7 +456,7 @@ impl UnionShared {
         Ok(None)
     }
 
-    /// The original's place in the hard-link index of its branch.
+    /// The original's entry in the hard-link index of its branch.
     fn old_entry(&self, own: FileId, copy: &Part, olds: &[Option<Old>]) -> Result<Option<Indexed>> {
         let Some(id) = self.moving_id(own) else { return Ok(None) };
         let entry = index_entry(&self.identities, id);
@@ -502,12 +501,12 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The copy takes the original's place in the hard-link index.
+    /// Replaces the original's entry in the hard-link index by the copy.
     fn index_copy(&self, own: FileId, copy: &Part, entry: &[u8]) -> Result<()> {
         let (layer, directory, name) = (&copy.branch.layer, index_directory(&copy.branch)?, Name::new(entry)?);
         match layer.lookup(&OWN, &directory, name) {
             Ok(found) if found.attr.id == copy.id => {}
-            // Of an older copy that nothing shows any more.
+            // The entry of an older copy that no name shows any more.
             Ok(_) => {
                 layer.unlink(&OWN, &directory, name)?;
                 layer.link(&OWN, &copy.node, None, &directory, name)?;
@@ -522,7 +521,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// What is shown for a part that a look-up has found.
+    /// The part that is shown instead of a part found by a look-up.
     pub(crate) fn shown_for(&self, id: FileId, part: &Part) -> Result<Option<Part>> {
         let stand_in = self.hardlinks.stand_in(part)?;
         match self.hardlinks.copy(id, part.branch.index())? {

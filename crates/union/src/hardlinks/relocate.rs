@@ -1,10 +1,10 @@
 //! Moving a file with several names to another branch: all names together, or none.
 //!
-//! Called where `relocate.rs` says that a file has several names, by drains, tiers and commands.
-//! The names are found by a look at the whole branch, which serves all files of one run; what it
-//! says is verified with everything held. A file stays where it is as long as a name of it is not
-//! to be seen in the union: outside of the branch's directory, or hidden by a branch above. How
-//! names change branches is told in `hardlinks/journal.rs`.
+//! Called for a file with several names by `relocate.rs` of the crate, for drains, tiers and commands. The
+//! names are found by one scan of the whole branch, which serves all files of a run; its result is verified
+//! with all locks held. A file is not moved as long as one of its names is not visible in the union: outside of
+//! the branch's directory, or hidden by a branch above. `hardlinks/journal.rs` describes how names change
+//! branches.
 
 use crate::{
     OWN, UnionShared,
@@ -20,9 +20,9 @@ use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Kind, Name, Node, Result
 use parking_lot::{RwLock, RwLockWriteGuard};
 use std::sync::{Arc, atomic::Ordering};
 
-/// The most names that are kept of a branch.
+/// Maximal number of names recorded from one branch.
 const NAMES_MAX: usize = 1_000_000;
-/// The most names that change branches at once.
+/// Maximal number of names that change branches at once.
 const TOGETHER: usize = 10_000;
 /// Names read in one call.
 const PAGE: usize = 1024;
@@ -33,7 +33,7 @@ pub(crate) struct HardlinkName {
     pub(crate) name: Vec<u8>,
 }
 
-/// Keeps directories from being listed, each once, in one order.
+/// Locks directories against listing, each once, in a fixed order.
 pub(crate) fn lock_listings<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
     let mut locks: Vec<&'a RwLock<()>> = directories.iter().map(|directory| &directory.listing).collect();
     locks.sort_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
@@ -41,17 +41,17 @@ pub(crate) fn lock_listings<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLoc
     locks.into_iter().map(RwLock::write).collect()
 }
 
-/// The names of files of one branch that have several.
+/// The names of a branch's files with several names.
 #[derive(Default)]
 pub(crate) struct LinkScan {
     names: HashMap<FileId, Vec<Vec<u8>>>,
     count: usize,
 }
 
-/// What has been found of several branches, by slot.
+/// The scans of several branches, by slot.
 pub(crate) type Scans = HashMap<u8, LinkScan>;
 
-/// An entry of a directory, as far as it was told.
+/// An entry of a directory as `readdir` reported it.
 struct ScannedEntry {
     name: Vec<u8>,
     kind: Option<Kind>,
@@ -77,11 +77,10 @@ impl DirSink for ScanPage {
 }
 
 impl LinkScan {
-    /// Looks a branch over, for all files or for one by its own number; `None` where `go_on` said
-    /// no.
+    /// Scans a branch, for all files or for one by its own inode number; `None` if `go_on` returned false.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn of(
         branch: &Branch,
         only: Option<(&Identities, FileId)>,
@@ -157,10 +156,10 @@ impl LinkScan {
 }
 
 impl UnionShared {
-    /// Moves a file with all its names, as [`UnionShared::relocate`] does with one that has one.
+    /// Moves a file with all its names, as [`UnionShared::relocate`] moves a file with one name.
     ///
     /// # Errors
-    /// Why it stays.
+    /// The reason why the file stays.
     pub(crate) fn relocate_all(
         self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
@@ -214,7 +213,7 @@ impl UnionShared {
         moved.map(|()| attr.size)
     }
 
-    /// The node of a file of which the index has the copy.
+    /// The node of a file whose copy is in the index.
     pub(crate) fn indexed_node(&self, id: FileId) -> Result<Option<Arc<UnionNode>>> {
         let _branches = self.gate.read();
         let Some(copy) = self.hardlinks.indexed(id) else { return Ok(None) };
@@ -225,9 +224,9 @@ impl UnionShared {
         Ok(Some(node))
     }
 
-    /// What the hard-link index counts for a file, if it is in that of its branch.
+    /// The name count of a file in the hard-link index, if the index of its branch has it.
     fn indexed_names(&self, node: &UnionNode, top: &Part, attr: &Attr) -> std::result::Result<Option<u32>, Stay> {
-        // A number that another file may have later must not stand for this one.
+        // Another file may get the same inode number later and must not be confused with this one.
         if top.id.generation == 0 {
             return Err(Stay::Unsure(attr.nlink));
         }
@@ -238,7 +237,7 @@ impl UnionShared {
         }
     }
 
-    /// All names of a file, if each one is seen.
+    /// The directories and names of a file, if every one is visible.
     fn homes(
         &self,
         Original { part: top, attr, .. }: Original<'_>,
@@ -272,14 +271,14 @@ impl UnionShared {
         }
     }
 
-    /// Whether a name shows a part. The names of its directory are held.
+    /// Whether a name shows a part. The names of its directory are locked.
     fn leads_to(&self, home: &HardlinkName, part: &Part) -> Result<bool> {
         let found = self.sight(&OWN, &home.parent.view(), Name::new(&home.name)?)?.found;
         let seen = found.as_ref().map(|found| found.top()).transpose()?;
         Ok(seen.is_some_and(|seen| seen.branch.slot == part.branch.slot && seen.id == part.id))
     }
 
-    /// The branch to which all names can go.
+    /// The branch to which all names can move.
     fn target_of_all(
         &self,
         homes: &[HardlinkName],
@@ -318,7 +317,7 @@ impl UnionShared {
         Ok(self.most_room(limit, &top.branch, attr.size)?)
     }
 
-    /// The last step: with everything held, everything must be as it was.
+    /// Performs the last step: with all locks held, nothing may have changed.
     fn switch_all(
         self: &Arc<UnionShared>,
         original: Original<'_>,
@@ -362,7 +361,7 @@ impl UnionShared {
         let own = self.identities.of(top.id);
         let done = self.carry_names(own, &built.part, homes).and_then(|all| match all {
             true => self.hardlinks.stands_alone(own, &built.part),
-            // Names that were not among those counted.
+            // Some names were not among the counted ones.
             false => Err(Errno::EBUSY),
         });
         self.hardlinks.journal.set_active(own, false);

@@ -1,17 +1,17 @@
-//! Names of large directories, read by a thread while those before them are handed out.
+//! Read-ahead of large directories: a thread reads the next names while the previous ones are handed out.
 //!
-//! Asked for by a merge that has just taken a full batch; the merge comes back for what was read
-//! when it needs the next one. The thread enters them in the merge's set as well, and decides which
-//! are to be seen: what is left to whoever answers is handing them out. Invariants:
-//! * a reader that has not begun by then is not waited for: the merge reads for itself;
-//! * what is read ahead is as good as names that a merge has taken and not handed out, and goes
-//!   with them when something changes; the set is that of before then;
-//! * a merge goes on with its set only after it has come back for what it asked for;
-//! * there is one thread for each union, made with it: threads that serve requests may be bound to
-//!   one processor, and so would be its.
+//! Requested by a merge that has just read a full batch; the merge collects the result when it needs the next
+//! batch. The thread also enters the names in the merge's set and decides which are visible; only handing them
+//! out remains. Invariants:
+//! * the merge does not wait for a job that has not begun by then: it reads by itself;
+//! * names read ahead are as valid as names that a merge has read and not handed out, and are dropped with them
+//!   after a change; the set is then as it was before them;
+//! * a merge uses its set again only after it has collected its job;
+//! * each union has one thread, which is created with it: threads that serve requests may be bound to one
+//!   processor, and a thread that they create would be, too.
 //!
-//! It shares nothing with the thread of `layers/host/ahead.rs`, whose jobs nobody waits for: what
-//! makes this one is the promise that a merge comes back for.
+//! It shares no code with the thread of `layers/host/ahead.rs`, whose jobs have no result: this one consists
+//! mainly of the promise that a merge collects.
 
 use super::{
     Source,
@@ -30,12 +30,12 @@ use std::{
 
 #[derive(Default)]
 enum PromiseState {
-    /// Nobody has begun.
+    /// The thread has not begun.
     #[default]
     Asked,
     Reading,
     Read(Result<Batch>),
-    /// The merge has gone on without it, or the thread has failed.
+    /// The merge continues without it, or the thread has failed.
     Over,
 }
 
@@ -46,7 +46,7 @@ struct Promise {
 }
 
 impl Promise {
-    /// Goes from one state to another; answers whether it was in the first.
+    /// Changes the state if it is `from`; returns whether it was.
     fn change(&self, from: fn(&PromiseState) -> bool, to: PromiseState) -> bool {
         let mut state = self.state.lock();
         let is = from(&state);
@@ -72,7 +72,7 @@ struct Job {
 
 impl Job {
     fn run(self) {
-        /// Whoever waits must not wait for a thread that has ended.
+        /// Ends the wait for a job if the thread ends in the middle of it.
         struct Begun(Arc<Promise>);
         impl Drop for Begun {
             fn drop(&mut self) {
@@ -85,7 +85,7 @@ impl Job {
             let read = batch.read(&*self.layer, &self.directory, &self.caller, self.from);
             let Job { reads_marks, index, last, .. } = self;
             let origin = Origin { layer: &*self.layer, directory: &self.directory, reads_marks, index, last };
-            // A mark that cannot be read is met by the merge again, at its place.
+            // The merge reads an unreadable whiteout again when it gets there, and reports the error.
             if read.is_ok()
                 && let Err(error) = entered::enter_all(&self.entered, &origin, &mut batch)
             {
@@ -102,7 +102,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Starts the thread; it ends with this. Where there can be none, nothing is read ahead.
+    /// Starts the thread; dropping the reader ends it. Without a thread, nothing is read ahead.
     pub(super) fn start() -> Reader {
         let (jobs, queue) = channel::<Job>();
         let reader = thread::Builder::new().name("union-ahead".to_owned()).stack_size(256 << 10);
@@ -115,8 +115,8 @@ impl Reader {
         }
     }
 
-    /// Has the names after `from` read and entered in a set; `None` where that cannot be. `index` is
-    /// the source's number, `last` whether there is none below it.
+    /// Requests that the names after `from` are read and entered in a set; `None` where that is impossible.
+    /// `index` is the source's number, `last` whether there is none below it.
     pub(super) fn ask(
         &self,
         source: &Source<'_>,
@@ -143,7 +143,7 @@ impl Reader {
     }
 }
 
-/// Names that somebody reads, or has read.
+/// Names that the thread reads, or has read.
 pub(super) struct Ahead {
     slot: u8,
     index: usize,
@@ -162,7 +162,7 @@ impl Ahead {
         self.index
     }
 
-    /// What was read; `None` where nobody has begun, or could.
+    /// The names; `None` if the thread has not begun, or failed.
     pub(super) fn names(self) -> Option<Result<Batch>> {
         let mut state = self.promise.state.lock();
         while matches!(*state, PromiseState::Reading) {

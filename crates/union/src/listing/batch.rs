@@ -1,25 +1,23 @@
-//! A few names of one branch's directory, taken at once so that nothing is asked of any branch
-//! while it hands out names.
+//! A batch of names of one branch's directory, read at once so that no branch is asked during its `readdir`.
 
 use super::{Request, Source, entered::Entered};
 use crate::marks::{self, NameMark};
 use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Kind, Layer, Name, Node, Result};
 use parking_lot::Mutex;
 
-/// Names taken at once.
+/// Names read at once.
 const MOST: usize = if cfg!(test) { 16 } else { 512 };
 
-/// Names taken at once with attributes, which are good for the call in which they were asked for
-/// alone.
+/// Names read at once with attributes, which are valid only for the call that requested them.
 const MOST_WITH_ATTRIBUTES: usize = if cfg!(test) { 8 } else { 32 };
 
 /// Names read ahead at once.
 const MANY: usize = if cfg!(test) { 50 } else { 2048 };
 
-/// What a branch says of a name.
+/// A name as a branch listed it.
 #[derive(Clone)]
 pub(super) struct Taken {
-    /// Where the name begins.
+    /// Offset of the name in `names`.
     name: u32,
     length: u8,
     pub(super) kind: Option<Kind>,
@@ -28,26 +26,26 @@ pub(super) struct Taken {
     pub(super) next: u64,
 }
 
-/// What has been decided about names before their turn comes.
+/// Decisions about the names of a batch, made before they are handed out.
 #[derive(Clone, Default)]
 pub(super) struct Verdicts {
-    /// Of each name, whether it is not to be seen.
+    /// For each name, whether it is hidden.
     pub(super) hidden: Vec<bool>,
-    /// The first of those that were entered in the set for this.
+    /// The first name that was entered in the set for this.
     pub(super) entered_from: Option<usize>,
-    /// Whether marks among them hide other names.
+    /// Whether whiteouts among them hide other names.
     pub(super) reads_marks: bool,
 }
 
-/// The names, in the branch's order.
+/// A batch of names, in the branch's order.
 #[derive(Clone, Default)]
 pub(super) struct Batch {
     taken: Vec<Taken>,
     names: Vec<u8>,
-    /// Of each name, where attributes were asked for and the names were taken in this call.
+    /// The file of each name, if attributes were requested and the names were read in this call.
     entries: Vec<Option<Entry>>,
     verdicts: Verdicts,
-    /// The position before the first of them.
+    /// The position before the first name.
     begins: u64,
     first: usize,
     most: usize,
@@ -72,12 +70,12 @@ impl DirSink for Batch {
     }
 }
 
-/// A batch that asks for no file of a name that will not be shown.
+/// A batch that looks up only the files of visible names.
 struct ShownOnly<'a> {
     batch: &'a mut Batch,
     entered: &'a Mutex<Entered>,
     number: usize,
-    /// Whether marks are shown.
+    /// Whether whiteouts are visible.
     marks: bool,
 }
 
@@ -96,7 +94,7 @@ impl DirSink for ShownOnly<'_> {
     }
 }
 
-/// How many names of a directory have been counted, and up to where.
+/// A count of the names of a directory, and the position up to which they are counted.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count {
     names: usize,
@@ -105,8 +103,8 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// Counts on until there are more than so many (true) or the directory ends. Marks do not
-    /// count.
+    /// Counts until there are more than `most` names (true) or the directory ends. Whiteouts and reserved names
+    /// do not count.
     pub(super) fn up_to(&mut self, most: usize, source: &Source<'_>, caller: &Caller) -> Result<bool> {
         self.most = most;
         let from = self.reached;
@@ -127,12 +125,12 @@ impl DirSink for Count {
 }
 
 impl Batch {
-    /// One that takes many names.
+    /// Creates a batch for read-ahead.
     pub(super) fn of_many() -> Batch {
         Batch { most: MANY, ..Batch::default() }
     }
 
-    /// Takes the names after `from` in place of those it holds; false at the end of the directory.
+    /// Replaces the names by those after `from`; false at the end of the directory.
     pub(super) fn take(&mut self, source: &Source<'_>, caller: &Caller, from: u64) -> Result<bool> {
         self.begin(from);
         self.most = MOST;
@@ -140,8 +138,8 @@ impl Batch {
         Ok(!self.taken.is_empty())
     }
 
-    /// The same with attributes, but for names that will not be shown: what the set hides from the
-    /// source of this number, and marks.
+    /// As [`Self::take`], with attributes except for invisible names: names that the set hides from the source
+    /// of this number, and whiteouts.
     pub(super) fn take_with_attributes(
         &mut self,
         source: &Source<'_>,
@@ -156,33 +154,33 @@ impl Batch {
         Ok(!self.taken.is_empty())
     }
 
-    /// Takes names without attributes, as many as it takes.
+    /// Reads names without attributes, up to the limit.
     pub(super) fn read(&mut self, layer: &dyn Layer, directory: &Node, caller: &Caller, from: u64) -> Result<()> {
         self.begin(from);
         layer.readdir(caller, directory, from, false, self)
     }
 
-    /// Takes note of what was decided about the names.
+    /// Stores the decisions about the names.
     pub(super) fn decide(&mut self, verdicts: Verdicts) {
         self.verdicts = verdicts;
     }
 
-    /// Whether that has been done.
+    /// Whether the decisions have been stored.
     pub(super) fn is_decided(&self) -> bool {
         !self.verdicts.hidden.is_empty()
     }
 
-    /// Whether marks among them hide other names.
+    /// Whether whiteouts among them hide other names.
     pub(super) fn reads_marks(&self) -> bool {
         self.verdicts.reads_marks
     }
 
-    /// The first name that was entered when this was decided.
+    /// The first name that was entered in the set for the decisions.
     pub(super) fn entered_from(&self) -> Option<usize> {
         self.verdicts.entered_from
     }
 
-    /// How many names have been handed out.
+    /// Number of names handed out.
     pub(super) fn handed_out(&self) -> usize {
         self.first
     }
@@ -197,7 +195,7 @@ impl Batch {
         self.begins
     }
 
-    /// The position before one of the names; `None` behind the last.
+    /// The position before a name; `None` after the last.
     pub(super) fn position_of(&self, index: usize) -> Option<u64> {
         self.taken.get(index)?;
         index.checked_sub(1).map_or(Some(self.begins), |before| Some(self.taken.get(before)?.next))
@@ -217,12 +215,12 @@ impl Batch {
         (self.first, self.full) = (0, false);
     }
 
-    /// Whether the directory goes on behind the last of the names.
+    /// Whether the directory continues after the last name.
     pub(super) fn is_full(&self) -> bool {
         self.full
     }
 
-    /// Whether there are no names, taken or left.
+    /// Whether the batch has no names, handed out or not.
     pub(super) fn is_empty(&self) -> bool {
         self.taken.is_empty()
     }
@@ -232,7 +230,7 @@ impl Batch {
         self.taken.last().map(|last| last.next)
     }
 
-    /// The first name that is left.
+    /// The next name to hand out.
     pub(super) fn first(&self) -> Option<(Name<'_>, Taken)> {
         Some((self.name(self.first)?, self.taken.get(self.first)?.clone()))
     }
@@ -240,26 +238,26 @@ impl Batch {
     fn name(&self, index: usize) -> Option<Name<'_>> {
         let taken = self.taken.get(index)?;
         let start = usize::try_from(taken.name).ok()?;
-        // A layer hands out names, which cannot be bad.
+        // Names from a layer are always valid.
         Name::new(self.names.get(start..start + usize::from(taken.length))?).ok()
     }
 
-    /// Whether the first name that is left is not to be seen, where that has been decided.
+    /// Whether the next name is hidden, if that has been decided.
     pub(super) fn is_hidden(&self) -> Option<bool> {
         self.verdicts.hidden.get(self.first).copied()
     }
 
-    /// The file of the first name that is left, where it came with the name.
+    /// The file of the next name, if it was read with it.
     pub(super) fn entry(&self) -> Option<&Entry> {
         self.entries.get(self.first)?.as_ref()
     }
 
-    /// Drops the first name that is left.
+    /// Skips the next name.
     pub(super) fn advance(&mut self) {
         self.first += 1;
     }
 
-    /// Lets go of attributes: the call is over in which they were asked for.
+    /// Drops the attributes: the call that requested them is over.
     pub(super) fn forget_attributes(&mut self) {
         self.entries = Vec::new();
     }

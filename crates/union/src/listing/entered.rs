@@ -1,11 +1,11 @@
-//! What a merge has entered of the names that it has come to: which names are hidden from which
-//! source, and up to where that is known.
+//! The names that a merge has entered: which names are hidden from which source, and up to which position that
+//! is known.
 //!
-//! Used by the merge, and ahead of it by the thread that reads for it. Invariants:
-//! * whoever enters names goes on where the last one stopped, so each source's names are entered in
-//!   its own order;
-//! * nothing is asked of a branch by whoever holds the lock around this;
-//! * names that were entered and will not be shown can be taken back, as if they had never been
+//! Used by the merge, and by the thread that reads ahead for it. Invariants:
+//! * names are entered from where the previous ones stopped, so each source's names are entered in its own
+//!   order;
+//! * no branch is asked while the lock around this is held;
+//! * names that were entered and will not be shown can be taken back without a trace.
 //!   met.
 
 use super::{
@@ -17,16 +17,16 @@ use nacre_vfs::{Layer, Name, Node, Result};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 
-/// The set, and how far it goes.
+/// The set of hidden names, and the position up to which it is complete.
 #[derive(Clone, Default)]
 pub(super) struct Entered {
     pub(super) hidden: Hidden,
-    /// Entered are the names of all sources before this one, and of this one those before this
+    /// All names of the sources before this one have been entered, and of this one the names before this
     /// position of its own.
     pub(super) covered: (usize, u64),
 }
 
-/// A directory that names are entered of.
+/// A source whose names are entered.
 #[derive(Clone, Copy)]
 pub(super) struct Origin<'a> {
     pub(super) layer: &'a dyn Layer,
@@ -34,14 +34,14 @@ pub(super) struct Origin<'a> {
     pub(super) reads_marks: bool,
     /// Its number among the sources.
     pub(super) index: usize,
-    /// Whether there is no source below it that it could hide anything from.
+    /// Whether it is the lowest source, whose names hide nothing.
     pub(super) last: bool,
 }
 
-/// What a listed name hides from the sources below: a name, itself or (false) another one.
+/// The name that a listed name hides from the sources below, and whether that is the listed name itself.
 type Hides<'a> = Option<(Cow<'a, [u8]>, bool)>;
 
-/// What a name hides; `long` is what a long mark says.
+/// The name that a listed name hides; `long` is the name in the whiteout of a long name.
 fn hides(name: Name<'_>, reads_marks: bool, long: Option<Vec<u8>>) -> Hides<'_> {
     match marks::listed(name) {
         NameMark::Plain => Some((name.bytes().into(), true)),
@@ -51,7 +51,7 @@ fn hides(name: Name<'_>, reads_marks: bool, long: Option<Vec<u8>>) -> Hides<'_> 
     }
 }
 
-/// What a long mark says: the branch has to be asked.
+/// Reads the name that the whiteout of a long name hides, from the branch.
 fn long(origin: &Origin<'_>, name: Name<'_>) -> Result<Option<Vec<u8>>> {
     if origin.reads_marks && marks::listed(name) == NameMark::HidesLong {
         marks::long_name(origin.layer, origin.directory, name)
@@ -61,7 +61,7 @@ fn long(origin: &Origin<'_>, name: Name<'_>) -> Result<Option<Vec<u8>>> {
 }
 
 impl Entered {
-    /// Enters what a name hides; answers whether the name itself is not to be seen.
+    /// Enters the name that a listed name hides; returns whether the listed name itself is invisible.
     fn enter(&mut self, index: usize, hides: &Hides<'_>) -> bool {
         match hides {
             Some((name, itself)) => self.hidden.enter(name, index) || !itself,
@@ -69,13 +69,13 @@ impl Entered {
         }
     }
 
-    /// Whether a name of a source is not to be seen, without entering anything.
+    /// Whether a name of a source is invisible, without entering anything.
     pub(super) fn hides(&self, index: usize, name: Name<'_>) -> bool {
         marks::listed(name) != NameMark::Plain || self.hidden.hides(name.bytes(), index)
     }
 
-    /// Enters the names of a batch, as far as they are not entered yet, and answers which are to be
-    /// seen. `said` is what its long marks say, in their order.
+    /// Enters the names of a batch that are not entered yet, and returns which are visible. `said` has the
+    /// names that its long whiteouts hide, in their order.
     fn enter_all(&mut self, origin: &Origin<'_>, batch: &Batch, said: Vec<Option<Vec<u8>>>) -> Verdicts {
         let (mut at, mut said) = ((origin.index, batch.begins()), said.into_iter());
         let mut verdicts = Verdicts { reads_marks: origin.reads_marks, ..Verdicts::default() };
@@ -99,8 +99,8 @@ impl Entered {
     pub(super) fn take_back(&mut self, index: usize, batch: &Batch) {
         let Some(first) = batch.entered_from().map(|first| first.max(batch.handed_out())) else { return };
         let (Some(end), Some(begins)) = (batch.end(), batch.position_of(first)) else { return };
-        // Somebody else may have entered more since; then this source's names count as not entered
-        // in order, which those who pass it over see.
+        // More names may have been entered since; then this source's names count as not entered in order, which
+        // `Run::pass_over` takes into account.
         if self.covered != (index, end) && (batch.is_full() || self.covered != (index + 1, 0)) {
             return;
         }
@@ -120,10 +120,10 @@ impl Entered {
     }
 }
 
-/// Enters what one name hides; answers whether the name itself is not to be seen.
+/// Enters the name that a listed name hides; returns whether the listed name itself is invisible.
 ///
 /// # Errors
-/// What the branch says of a mark that has to be read.
+/// Errors of the branch in reading a long whiteout.
 pub(super) fn enter(entered: &Mutex<Entered>, origin: &Origin<'_>, name: Name<'_>) -> Result<bool> {
     let hides = hides(name, origin.reads_marks, long(origin, name)?);
     Ok(entered.lock().enter(origin.index, &hides))
@@ -132,7 +132,7 @@ pub(super) fn enter(entered: &Mutex<Entered>, origin: &Origin<'_>, name: Name<'_
 /// Finds out which names of a batch are to be seen, and enters what they hide.
 ///
 /// # Errors
-/// What the branch says of a mark that has to be read; nothing is entered then.
+/// Errors of the branch in reading a long whiteout; nothing is entered then.
 pub(super) fn enter_all(entered: &Mutex<Entered>, origin: &Origin<'_>, batch: &mut Batch) -> Result<()> {
     let marks = batch.all().filter(|(name, _)| marks::listed(*name) == NameMark::HidesLong);
     let said = marks.map(|(name, _)| if origin.last { Ok(None) } else { long(origin, name) }).collect::<Result<_>>()?;

@@ -1,16 +1,15 @@
 //! The names that upper branches hide from lower ones, at a fixed cost per name however long the
 //! names are.
 //!
-//! Made by a merge, one for each. Instead of a name, 89 bits of a keyed hash of it are kept (two
-//! runs of the standard library's keyed hash with keys of this process): two names of a directory
-//! of a million are taken for one another once in 10^15 listings, and nobody who does not read our
-//! memory can make such names. Beside them, 7 bits say which source the name was seen on first. The
-//! table is kept in the order of the hashes (linear probing, ordered), so it grows in place and by
-//! small steps. Invariants:
-//! * `slots` is in ascending order but for empty slots; every entry stands at or behind its home,
-//!   with no empty slot between;
-//! * at most `LOAD_MAX` of the homes are used, and after growing not less than `LOAD_MAX / GROWTH`:
-//!   12 bytes a slot make 15.7 a name at most.
+//! Each merge has one. Instead of a name, it stores 89 bits of a keyed hash of it (two runs of the standard
+//! library's keyed hash with keys of this process): in a directory of a million names, two names are confused
+//! once in 10^15 listings, and a program that cannot read our memory cannot construct colliding names. 7 more
+//! bits have the source on which the name was seen first. The table is sorted by hash (linear probing,
+//! ordered), so it grows in place and by small steps. Invariants:
+//! * `slots` is in ascending order except for empty slots; every entry is at or behind its home, with no empty
+//!   slot between;
+//! * at most `LOAD_MAX` of the homes are used, and after growing not less than `LOAD_MAX / GROWTH`: 12 bytes a
+//!   slot make 15.7 a name at most.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -23,14 +22,14 @@ const EMPTY: Slot = [0; 3];
 /// The bits of the source.
 const SOURCE: u32 = 0x7f;
 
-/// The homes of the smallest table.
+/// Number of homes of the smallest table.
 const SMALLEST: usize = 64;
 
-/// Used homes of all, and growth, in hundredths.
+/// Maximal share of used homes, and growth, in hundredths.
 const LOAD_MAX: usize = 92;
 const GROWTH: usize = 120;
 
-/// The keys of one table's hashes.
+/// The keys of one table's hash functions.
 #[derive(Clone, Default)]
 struct Keys([RandomState; 2]);
 
@@ -43,7 +42,7 @@ impl Keys {
     fn slot(&self, name: &[u8], source: usize) -> Slot {
         let Keys([_, second]) = self;
         let (high, low) = (self.first(name), second.hash_one(name));
-        // Sources are at most 127: the caller's branches are.
+        // Sources are at most 127, as the caller's branches are.
         let source = u32::try_from(source + 1).unwrap_or(SOURCE) & SOURCE;
         [(high >> 32) as u32, high as u32, (low >> 32) as u32 & !SOURCE | source]
     }
@@ -56,30 +55,30 @@ pub(super) struct Hidden {
     slots: Vec<Slot>,
     homes: usize,
     count: usize,
-    /// Only names that are entered already matter.
+    /// Whether the set is closed: no new names are entered, only those already in it matter.
     closed: bool,
 }
 
-/// What is compared: all but the source.
+/// The compared bits of a slot: all but the source.
 fn bits(slot: Slot) -> (u64, u32) {
     let [a, b, c] = slot;
     (u64::from(a) << 32 | u64::from(b), c & !SOURCE)
 }
 
-/// By the source alone: a place for an entry is looked for among many slots.
+/// Tests the source alone: an insertion scans many slots.
 fn is_empty(slot: Slot) -> bool {
     let [_, _, last] = slot;
     last & SOURCE == 0
 }
 
-/// Where a slot belongs in a table of `homes`: ascending with the hash.
+/// The home of a slot in a table of `homes`: ascending with the hash.
 fn home(slot: Slot, homes: usize) -> usize {
     let scaled = (u128::from(bits(slot).0) * homes as u128) >> 64;
     usize::try_from(scaled).unwrap_or(0)
 }
 
 impl Hidden {
-    /// Names held.
+    /// Number of names.
     pub(super) fn len(&self) -> usize {
         self.count
     }
@@ -93,8 +92,8 @@ impl Hidden {
         self.keys.slot(name, source)
     }
 
-    /// Whether a name may be there, by the first half of its hash: all that most names of a lower
-    /// branch need.
+    /// Whether a name may be in the set, by the first half of its hash: enough for most names of a lower
+    /// branch.
     fn may_hold(&self, name: &[u8]) -> bool {
         let high = self.keys.first(name);
         let wanted = [(high >> 32) as u32, high as u32, 0];
@@ -103,7 +102,7 @@ impl Hidden {
         stops.is_some_and(|slot| !is_empty(*slot) && bits(*slot).0 == high)
     }
 
-    /// Where a name is (true) or would have to be (false).
+    /// The index of an entry (true) or the index where it has to be inserted (false).
     fn find(&self, wanted: Slot) -> (usize, bool) {
         let from = home(wanted, self.homes).min(self.slots.len());
         for (index, slot) in self.slots.iter().enumerate().skip(from) {
@@ -127,17 +126,17 @@ impl Hidden {
         found && self.is_above(index, wanted)
     }
 
-    /// From now on, no name comes in that is not there.
+    /// Closes the set: no new names are entered from now on.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// Whether no name comes in that is not there.
+    /// Whether the set is closed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Takes back that a name was first seen on this source.
+    /// Undoes the entry of a name that was first seen on this source.
     pub(super) fn take_back(&mut self, name: &[u8], source: usize) {
         let wanted = self.slot(name, source);
         let (index, found) = self.find(wanted);
@@ -147,7 +146,7 @@ impl Hidden {
         }
     }
 
-    /// Names that were first seen on this source are hidden from nobody any more.
+    /// Undoes all entries that were first seen on this source: they no longer hide anything.
     pub(super) fn unhide(&mut self, source: usize) {
         let only = self.slot(&[], source).last().map_or(0, |last| last & SOURCE);
         for last in self.slots.iter_mut().filter_map(|slot| slot.last_mut()).filter(|last| **last & SOURCE == only) {
@@ -156,8 +155,7 @@ impl Hidden {
         }
     }
 
-    /// Hides a name from the sources below this one, from now on; answers whether it was hidden
-    /// from this one already.
+    /// Hides a name from the sources below this one; returns whether it was already hidden from this one.
     pub(super) fn enter(&mut self, name: &[u8], source: usize) -> bool {
         let wanted = self.slot(name, source);
         if self.closed {
@@ -192,7 +190,7 @@ impl Hidden {
         false
     }
 
-    /// Notes that a name that is there has been seen on this source, too.
+    /// Records that a name in the set has been seen on this source, too.
     fn lower(&mut self, wanted: Slot) -> bool {
         let (index, found) = self.find(wanted);
         if !found || self.is_above(index, wanted) {
@@ -213,8 +211,7 @@ impl Hidden {
         let homes = (self.homes * GROWTH / 100).max(SMALLEST);
         let end =
             self.slots.iter().filter(|slot| !is_empty(**slot)).fold(0, |next, slot| home(*slot, homes).max(next) + 1);
-        // Room for what may run over the end later, so that one entry more does not double the
-        // table.
+        // Room for entries that overflow the end later, so that one more entry does not double the table.
         let length = homes.max(end) + homes / 1024 + 16;
         let old = self.slots.len();
         self.slots.reserve_exact(length.saturating_sub(old));

@@ -1,12 +1,11 @@
-//! Listings between two calls of the same reader: the merge it is in, or the whole listing that it
-//! reads from.
+//! State of listings between two calls of the same reader: its merge, or the whole listing that it reads from.
 //!
 //! Invariants:
-//! * what is kept is used by one call at a time (it is taken out meanwhile), and nobody takes it
-//!   from its reader: who has none of his own and comes to the same position gets a copy;
-//! * a reader ends with what it began with. What was shown to it is in its merge or in its whole
-//!   listing, and in no other: files that were copied up since stand at another place there, behind
-//!   it or before it.
+//! * the state is used by one call at a time (it is taken out meanwhile), and never taken from its reader:
+//!   another reader that continues at the same position gets a copy;
+//! * a reader continues with the state it began with. The names shown to it are recorded in its merge or its
+//!   whole listing, and in no other: files that were copied up since have another position there, behind the
+//!   reader's or before it.
 
 use super::{Request, Source, merge::Merge, merged::Merged};
 use nacre_vfs::FileId;
@@ -20,29 +19,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The most merges that are kept.
+/// Maximal number of kept listings.
 const KEPT_MAX: usize = 64;
 
-/// How long a reader may pause. What a merge knows of upper branches is as old as the listing, as
-/// natively; but it must not serve somebody who comes much later to the same position.
+/// Maximal pause of a reader. A merge's knowledge of upper branches is as old as the listing, as on other file
+/// systems; but it must not serve another reader that comes to the same position much later.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// Whoever has gone on within this time is at it, and would have to read the upper branches anew if
-/// his merge were gone: two readers of large directories must not take each other's away in turn.
+/// A reader that continued within this time is active, and would have to read the upper branches again without
+/// its merge: two readers of large directories must not evict each other's merge alternately.
 const AT_IT: Duration = Duration::from_secs(1);
 
-/// Names that were taken ahead are handed out only as long as a native listing might do so.
+/// Names read ahead are handed out only as long as another file system's buffered listing would be.
 const AHEAD_FOR: Duration = Duration::from_secs(2);
 
-/// Which directory, made of which branches, at which moment, and who reads it.
+/// Key of a listing: the directory, its branches, its state, and the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) key: FileId,
     pub(super) token: Option<u64>,
     pub(super) slots: Box<[u8]>,
-    /// Of these slots, those whose branches have been removed since: a bit for each slot.
+    /// Bit set of the slots whose branches have been removed since.
     gone: u128,
-    /// The thread that reads: of two that have come to the same position, each has its own past.
+    /// The reading thread: two readers at the same position have seen different names.
     reader: u32,
 }
 
@@ -57,14 +56,14 @@ impl Ticket {
         }
     }
 
-    /// Whether it is the same directory in the same state, whoever reads it.
+    /// Whether it is the same directory in the same state, for any reader.
     pub(super) fn is_same_state(&self, other: &Ticket) -> bool {
         (self.key, self.token, &self.slots, self.gone) == (other.key, other.token, &other.slots, other.gone)
     }
 
-    /// Whether a listing of these branches can go on although the directory may be on more of them
-    /// now, and some may have been removed. It must go on without the new ones: a file copied up
-    /// meanwhile is still to be shown where it was found.
+    /// Whether a listing of these branches can continue although the directory may be on more branches now, and
+    /// some may have been removed. It must continue without the new ones: a file copied up meanwhile still has
+    /// to be shown where it was found.
     fn is_part_of(&self, now: &Ticket) -> bool {
         let mut slots = now.slots.iter();
         self.key == now.key
@@ -76,8 +75,7 @@ impl Ticket {
         self.gone & bit(slot) != 0
     }
 
-    /// Where each of the branches is among the directory's present ones; `None` for those that have
-    /// been removed.
+    /// The index of each of the branches among the directory's present ones; `None` for removed ones.
     pub(super) fn places(&self, sources: &[Source<'_>]) -> Vec<Option<usize>> {
         let place =
             |slot: &u8| if self.is_gone(*slot) { None } else { sources.iter().position(|source| source.slot == *slot) };
@@ -89,15 +87,15 @@ fn bit(slot: u8) -> u128 {
     1_u128.checked_shl(u32::from(slot)).unwrap_or(0)
 }
 
-/// A reader's way through a whole listing.
+/// A reader's position in a whole listing.
 #[derive(Clone)]
 pub(super) struct Reading {
     pub(super) whole: Arc<Merged>,
-    /// The part of it that was handed out in the last call, as offsets.
+    /// The part that was handed out in the last call, as offsets.
     pub(super) told: Range<usize>,
 }
 
-/// How a listing goes on.
+/// The state with which a listing continues.
 pub(super) enum ListingWay {
     Merging(Box<Merge>),
     Whole(Reading),
@@ -107,12 +105,12 @@ impl ListingWay {
     fn bytes(&self) -> usize {
         match self {
             ListingWay::Merging(merge) => merge.bytes(),
-            // The listing may be shared with other readers and with those who will come.
+            // The listing may be shared with other readers, and with later ones.
             ListingWay::Whole(reading) => reading.whole.bytes() / Arc::strong_count(&reading.whole),
         }
     }
 
-    /// Whether the reader may come back to this position: it was told there in the last call.
+    /// Whether the reader may come back to this position: the last call handed it out.
     fn told(&self, position: u64) -> bool {
         match self {
             ListingWay::Merging(merge) => merge.told(position),
@@ -120,7 +118,7 @@ impl ListingWay {
         }
     }
 
-    /// Whether a reader can go on from here to any position that it was ever told.
+    /// Whether a reader can continue from here at any position that it ever got.
     fn leads_to(&self, position: u64) -> bool {
         match self {
             ListingWay::Merging(_) => true,
@@ -143,17 +141,17 @@ pub(super) struct Kept {
     pub(super) reached: u64,
     since: Instant,
     changes: u64,
-    /// Another thread goes on with a copy: this one may be left for ever.
+    /// Another thread continues with a copy: this one may never be used again.
     copied: bool,
     pub(super) way: ListingWay,
 }
 
-/// The merges of one union.
+/// The kept listings of one union.
 pub(super) struct KeptMerges {
     all: Mutex<Vec<Kept>>,
-    /// For merges that nobody is at, bytes.
+    /// Budget of inactive merges, bytes.
     budget: usize,
-    /// How often names changed through the union.
+    /// Counts the name changes made through the union.
     changes: AtomicU64,
 }
 
@@ -162,21 +160,21 @@ impl KeptMerges {
         KeptMerges { all: Mutex::default(), budget, changes: AtomicU64::new(0) }
     }
 
-    /// Names taken ahead are no longer good.
+    /// Invalidates names that were read ahead.
     pub(super) fn names_changed(&self) {
         self.changes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The listing that was told `from` last, if one is kept.
+    /// The listing whose last call handed out `from`, if it is kept.
     pub(super) fn take(&self, ticket: &Ticket, from: u64) -> Option<Kept> {
         let own = |kept: &Kept| kept.ticket.reader == ticket.reader && kept.ticket.is_part_of(ticket);
         self.take_where(|kept| own(kept) && kept.reached == from)
             .or_else(|| self.take_where(|kept| own(kept) && kept.way.told(from)))
-            // Another thread may go on where the first one stopped.
+            // Another thread may continue where the first one stopped.
             .or_else(|| self.copy_where(|kept| kept.ticket.is_part_of(ticket) && kept.reached == from, ticket.reader))
     }
 
-    /// Any listing of this reader, of the directory made of exactly these branches.
+    /// Any listing of this reader, of the directory with exactly these branches.
     pub(super) fn take_equal(&self, ticket: &Ticket, from: u64) -> Option<Kept> {
         ticket.token?;
         self.take_where(|kept| kept.ticket == *ticket && kept.way.leads_to(from))
@@ -200,14 +198,14 @@ impl KeptMerges {
         Some(Kept { ticket, reached, since, changes, copied: false, way: found.way.copy() })
     }
 
-    /// The branch in a slot has been removed; another one may come to be there.
+    /// The branch in a slot has been removed; another branch may get the slot.
     pub(super) fn branch_is_gone(&self, slot: u8) {
         for kept in self.all.lock().iter_mut().filter(|kept| kept.ticket.slots.contains(&slot)) {
             kept.ticket.gone |= bit(slot);
         }
     }
 
-    /// Lets go of names that were taken ahead and may be wrong by now.
+    /// Drops names that were read ahead and may be outdated.
     pub(super) fn refresh(&self, kept: &mut Kept, token: Option<u64>) {
         if (kept.ticket.token != token || kept.changes != self.changes() || kept.since.elapsed() > AHEAD_FOR)
             && let ListingWay::Merging(merge) = &mut kept.way
@@ -216,13 +214,13 @@ impl KeptMerges {
         }
     }
 
-    /// How often names have changed: to be asked before names are taken.
+    /// The count of name changes, to be read before names are.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Keeps a listing whose names were taken when `changes` was so; the oldest give way, those
-    /// first that may have been left.
+    /// Keeps a listing whose names were read when the count was `changes`; evicts the oldest, first those that
+    /// are probably abandoned.
     #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     pub(super) fn keep(&self, ticket: Ticket, reached: u64, changes: u64, way: ListingWay) {
         let _evicted: Vec<Kept> = {
@@ -242,7 +240,7 @@ impl KeptMerges {
         };
     }
 
-    /// How many are kept.
+    /// Number of kept listings.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.all.lock().len()

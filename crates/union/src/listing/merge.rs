@@ -1,4 +1,4 @@
-//! The merge itself: one listing's way through the sources, from the top down.
+//! The merge itself: reads one listing's sources from the top down.
 
 use super::{
     Present, Presented, Request, Source,
@@ -14,60 +14,60 @@ use nacre_vfs::{Entry, Errno, Name, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// How many names of the upper of two branches are entered before it is asked whether the lower has
-/// fewer.
+/// Number of names of the upper of two branches after which the lower branch's names are counted for the first
+/// time.
 const FIRST_TRY: usize = if cfg!(test) { 8 } else { 16 << 10 };
 
-/// After how many times as many it is asked again.
+/// Factor between two such counts.
 const NEXT_TRY: usize = 4;
 
-/// Positions told in one call that are remembered: readers come back to some of the last.
+/// Maximal number of remembered positions of one call: readers come back to some of the last.
 const TOLD_MAX: usize = 1 << 16;
 
-/// What a listing knows after a call, for the next one.
+/// The state of a listing between two calls.
 #[derive(Default)]
 pub(super) struct Merge {
     /// Shared with the thread that reads ahead.
     entered: Arc<Mutex<Entered>>,
-    /// Names taken and not handed out, and where the first of them stands.
+    /// Names read and not handed out, and the position of the first of them.
     left: Batch,
     left_at: (usize, u64),
-    /// Names that follow.
+    /// Names read ahead.
     ahead: Option<Ahead>,
-    /// Memory held by the set when they were asked for, bytes.
+    /// Memory of the set when they were requested, bytes.
     set_bytes: usize,
-    /// Positions told in this call, and in the one before, with the branch's own.
+    /// Positions handed out in this call, and in the one before, with the branch's own.
     told: Vec<(u64, u64)>,
     told_before: Vec<(u64, u64)>,
-    /// How often names had changed when the merge began.
+    /// The count of name changes when the merge began.
     began: u64,
-    /// How many names were entered when it was last asked which branch has fewer.
+    /// Number of entered names when the lower branch was last counted.
     tried: usize,
-    /// What was counted of the lower one then.
+    /// State of that count.
     lower: Count,
-    /// What was handed out since the start, while it is to be kept.
+    /// The names handed out since the start, while they are to be cached.
     pub(super) recording: Option<Recording>,
 }
 
 impl Merge {
     /// Memory held, bytes.
     pub(super) fn bytes(&self) -> usize {
-        // Whoever reads ahead holds the lock for long.
+        // The read-ahead thread holds the lock for long.
         let set = if self.ahead.is_some() { self.set_bytes } else { self.entered.lock().hidden.bytes() };
         set + self.left.bytes() + (self.told.capacity() + self.told_before.capacity()) * size_of::<(u64, u64)>()
     }
 
-    /// A merge that begins when names have changed so often.
+    /// Creates a merge that begins at this count of name changes.
     pub(super) fn new(began: u64) -> Merge {
         Merge { began, ..Merge::default() }
     }
 
-    /// Whether its reader may come back to this position: it was told there in the last call.
+    /// Whether its reader may come back to this position: the last call handed it out.
     pub(super) fn told(&self, position: u64) -> bool {
         self.told.iter().any(|(told, _)| *told == position)
     }
 
-    /// Names in the set, and memory held by it.
+    /// Number of names in the set, for tests.
     #[cfg(test)]
     pub(super) fn entered(&self) -> usize {
         self.entered.lock().hidden.len()
@@ -78,7 +78,7 @@ impl Merge {
         self.entered.lock().hidden.bytes()
     }
 
-    /// A merge of his own for somebody else who goes on from here.
+    /// A copy for another reader that continues from here.
     pub(super) fn copy(&self) -> Merge {
         Merge {
             entered: Arc::new(Mutex::new(self.entered.lock().clone())),
@@ -95,14 +95,14 @@ impl Merge {
         }
     }
 
-    /// Lets go of names that were taken before something changed.
+    /// Drops names that were read before a change.
     pub(super) fn outdated(&mut self) {
         self.drop_ahead();
         self.entered.lock().take_back(self.left_at.0, &self.left);
         self.left.clear();
     }
 
-    /// Lets go of names that were read ahead.
+    /// Drops names that were read ahead.
     fn drop_ahead(&mut self) {
         let Some(ahead) = self.ahead.take() else { return };
         let index = ahead.index();
@@ -112,31 +112,30 @@ impl Merge {
     }
 }
 
-/// A name, what its branch says of it, and its file where that came with it.
+/// A name, its entry on the branch, and its file if it was read with the name.
 type Item<'a> = (Name<'a>, &'a Taken, Option<&'a Entry>);
 
 /// A listing during one call.
 pub(super) struct Run<'a> {
     marks: &'a Marks,
     request: &'a Request<'a>,
-    /// Those that the listing began with; `None` where the branch has been removed since.
+    /// The sources that the listing began with; `None` where the branch has been removed since.
     sources: &'a [Option<Source<'a>>],
-    /// Their slots.
+    /// Slots of the sources.
     slots: &'a [u8],
-    /// Their places among all of the directory's, by which the reader is told of them.
+    /// Index of each source among all of the directory's present ones, which the reader gets as `source`.
     places: &'a [Option<usize>],
     merge: Merge,
     /// The source being read, and the position in it.
     at: (usize, u64),
-    /// Where the reader will come back to.
+    /// The position at which the reader will continue.
     reached: u64,
     reader: Option<&'a Reader>,
-    /// Whether the branch on which a name was found is still the one that shows it, for all that is
-    /// known.
+    /// Whether, as far as known, the branch on which a name was found still shows it.
     unchanged: bool,
 }
 
-/// A branch's directory that is gone shows no names: somebody removed it there.
+/// Whether a branch's directory was removed there: it has no names then.
 fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::ENOENT | Errno::ESTALE)
 }
@@ -157,17 +156,17 @@ impl<'a> Run<'a> {
         Run { marks, request, sources, slots, places: &[], merge, at, reached, reader: None, unchanged }
     }
 
-    /// Has this thread read names ahead for a reader who knows the sources by these places.
+    /// Has the thread read names ahead for a reader that knows the sources by these indexes.
     pub(super) fn read_ahead(&mut self, reader: &'a Reader, places: &'a [Option<usize>]) {
         (self.reader, self.places) = (Some(reader), places);
     }
 
-    /// The merge for the next call, and where that will begin.
+    /// Returns the merge for the next call, and the position at which that will begin.
     pub(super) fn finish(self) -> (Merge, u64) {
         (self.merge, self.reached)
     }
 
-    /// Goes to a position; `reached` is where the kept merge stopped.
+    /// Moves to the position of the request; `reached` is where the kept merge stopped.
     pub(super) fn start(&mut self, reached: Option<u64>) -> Result<()> {
         if self.sources.iter().any(Option::is_none) {
             self.merge.recording = None;
@@ -181,8 +180,8 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let wanted = position::unpack(self.request.from);
-        // A position that nobody remembers, in a branch that is gone: names come twice rather than
-        // not at all.
+        // An abridged position that is not remembered, in a removed branch: names are repeated rather than
+        // lost.
         let Some(index) = self.slots.iter().position(|slot| *slot == wanted.slot) else { return Ok(()) };
         loop {
             let covered = self.merge.entered.lock().covered.0;
@@ -202,7 +201,7 @@ impl<'a> Run<'a> {
                 None => self.search(index, abridged)?,
             },
         };
-        // Who comes back to the same place finds it again.
+        // A reader that comes back to the same position finds it again.
         self.merge.told.push((self.request.from, own));
         self.at = (index, own);
         Ok(())
@@ -232,7 +231,7 @@ impl<'a> Run<'a> {
         Ok(if ascends { found.unwrap_or(own) } else { 0 })
     }
 
-    /// A source as one that names are entered of.
+    /// A source in the form that entering names takes.
     fn origin(&self, source: &Source<'a>, index: usize) -> Origin<'a> {
         let Source { layer, directory, reads_marks, .. } = *source;
         Origin { layer, directory, reads_marks, index, last: index + 1 == self.sources.len() }
@@ -258,9 +257,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Where the upper of two branches turns out to be the larger one, keeps the names of the lower
-    /// one instead, each with whether it has been seen above: the memory is that of the smaller
-    /// side, whichever it is.
+    /// If the upper of two branches turns out to be the larger one, keeps the names of the lower one instead,
+    /// each with whether it has been seen above: the memory is that of the smaller one.
     fn turn_round(&mut self) -> Result<()> {
         let [Some(_), Some(lower)] = self.sources else { return Ok(()) };
         let (entered, closed) = {
@@ -271,8 +269,8 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.merge.tried = entered;
-        // To count is cheap, and most lower branches are the larger ones. Counting goes on where it
-        // stopped the last time.
+        // Counting is cheap, and most lower branches are the larger ones. The count continues where it stopped
+        // the last time.
         let counted = self.merge.lower.up_to(entered, lower, self.request.caller);
         if self.unless_gone(counted)? {
             return Ok(());
@@ -308,8 +306,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes the next names to hand out, and has those behind them read meanwhile. Files are not
-    /// asked about ahead: what is said of them has to be true when it is said.
+    /// Reads the next names to hand out, and requests read-ahead of the following ones. Files are not looked up
+    /// ahead: their attributes have to be current when they are handed out.
     fn take_next(&mut self, batch: &mut Batch, source: &Source<'a>) -> Result<bool> {
         let ((index, own), attributes) = (self.at, self.request.attributes);
         if batch.end() == Some(own) && !batch.is_full() {
@@ -328,7 +326,7 @@ impl<'a> Run<'a> {
         if index == 0 {
             self.turn_round()?;
         }
-        // Small directories are read faster than anybody else could be told to.
+        // Small directories are read faster than a thread can be notified.
         if some
             && !attributes
             && (batch.is_full() || own != 0)
@@ -339,11 +337,11 @@ impl<'a> Run<'a> {
         Ok(some)
     }
 
-    /// Decides about names that were just taken, and has those behind them read, if that can be.
+    /// Decides about names that were just read, and requests read-ahead of the following ones if possible.
     fn ask_ahead(&mut self, batch: &mut Batch, source: &Source<'a>, reader: &Reader) -> Option<Ahead> {
         let (index, end) = (self.at.0, batch.end()?);
         if !batch.is_decided() {
-            // A mark that cannot be read is met when its turn comes.
+            // An unreadable whiteout is reported when the merge gets there.
             entered::enter_all(&self.merge.entered, &self.origin(source, index), batch).ok()?;
         }
         let (next, index, from) =
@@ -353,7 +351,7 @@ impl<'a> Run<'a> {
             if !batch.is_full() && entered.covered == (self.at.0, end) {
                 entered.covered = (index, 0);
             }
-            // Who came to the middle of a source enters the rest of it before he goes on.
+            // A reader that came to the middle of a source enters the source's other names before it continues.
             if entered.covered.0 < index {
                 return None;
             }
@@ -363,12 +361,12 @@ impl<'a> Run<'a> {
         reader.ask(next, self.request.caller, from, (index, last), &self.merge.entered)
     }
 
-    /// Hands out names; answers whether the listing has ended.
+    /// Hands out names; returns whether the listing has ended.
     pub(super) fn go_on(&mut self, out: &mut dyn Present) -> Result<bool> {
         let mut batch = std::mem::take(&mut self.merge.left);
         let ended = self.hand_out(&mut batch, out);
         batch.forget_attributes();
-        // After an error, the name at which it happened comes first again.
+        // After an error, the name that caused it comes first again.
         (self.merge.left, self.merge.left_at) = (batch, self.at);
         ended
     }
@@ -392,9 +390,9 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Goes on behind a source whose branch has been removed. What it hid and did not show (the
-    /// reader may have come back, or had no room) is on the sources below, if anywhere; a name that
-    /// was shown just before may come twice.
+    /// Skips a source whose branch has been removed. Names that it hid and did not show (the reader may have
+    /// come back, or had no room) are found on the sources below, if anywhere; a name that was shown just
+    /// before may be repeated.
     fn pass_over(&mut self, batch: &mut Batch) {
         let index = self.at.0;
         self.merge.drop_ahead();
@@ -431,8 +429,8 @@ impl<'a> Run<'a> {
         self.at = next;
     }
 
-    /// Hands a name out if it is one to be seen, and enters what it hides; answers false where the
-    /// reader has no more room.
+    /// Hands a name out if it is visible, and enters the name that it hides; returns false where the reader has
+    /// no more room.
     fn consider(
         &mut self,
         source: &Source<'a>,
@@ -441,7 +439,7 @@ impl<'a> Run<'a> {
         out: &mut dyn Present,
     ) -> Result<bool> {
         let index = self.at.0;
-        // The last source hides nothing from anybody.
+        // The last source hides nothing.
         let enters =
             decided.is_none() && index + 1 < self.sources.len() && self.merge.entered.lock().covered == self.at;
         let hidden = match decided {
@@ -456,7 +454,7 @@ impl<'a> Run<'a> {
         };
         if shown && !self.present(source, (name, taken, entry), out)? {
             if enters {
-                // If its branch goes before the reader comes back, the next one shows it.
+                // If its branch is removed before the reader comes back, the next one shows it.
                 self.merge.entered.lock().hidden.take_back(name.bytes(), index);
             }
             return Ok(false);
@@ -473,20 +471,20 @@ impl<'a> Run<'a> {
         let looked_at = source.reads_marks && marks::may_be_whiteout(taken.kind, source.x_directory);
         let next = position::pack(source.slot, taken.next, self.reached);
         let place = self.places.get(self.at.0).copied().flatten();
-        // A file takes long to hand on, even where there is none.
+        // Handing out a file takes long, even an absent one.
         let mut shown = Presented { source: place, name, ino: taken.ino, kind: taken.kind, found: None, next };
         if looked_at || self.request.attributes {
             match self.examine(source, (name, taken, entry), looked_at) {
                 Ok(Some(entry)) => {
                     shown.kind = Some(entry.attr.kind);
-                    // What has been copied up since the merge began is shown by another branch now.
+                    // A file that has been copied up since the merge began is shown by another branch now.
                     shown.found = Some(entry).filter(|_| self.request.attributes && (self.unchanged || self.at.0 == 0));
                 }
                 // A whiteout.
                 Ok(None) => return Ok(true),
-                // Gone since it was listed: there is nothing to show.
+                // Removed since it was listed: there is nothing to show.
                 Err(error) if is_gone(error) => return Ok(true),
-                // One file that cannot be examined must not hide the others.
+                // A file that cannot be examined must not hide the other names.
                 Err(_) => {}
             }
         }
@@ -507,8 +505,8 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// The file of a name on the branch that shows it; `None` where it is a whiteout. Only the few
-    /// types that can be one are looked at closer.
+    /// Looks up the file of a name on the branch that shows it; `None` where it is a whiteout. Only the few
+    /// types that can be whiteouts are examined further.
     fn examine(&self, source: &Source<'_>, (name, _, entry): Item<'_>, looked_at: bool) -> Result<Option<Entry>> {
         let entry = match entry {
             Some(entry) => entry.clone(),

@@ -1,4 +1,4 @@
-//! Whole listings kept under a budget while their directory does not change.
+//! The cache of whole listings, under a budget, while their directory does not change.
 //!
 //! A listing is recorded while it is handed out, and kept only if it was read from start to end in
 //! order and the directory was not forgotten meanwhile. Record: next (8 bytes, little-endian),
@@ -21,10 +21,10 @@ use std::{
 /// Bytes of a record without the name.
 const HEAD: usize = 19;
 
-/// Positions remembered of those that readers go on from.
+/// Maximal number of remembered positions at which readers continue.
 const REACHED_MAX: usize = 16;
 
-/// One name of a kept listing.
+/// One name of a cached listing.
 pub(super) struct KeptName<'a> {
     pub(super) source: usize,
     pub(super) name: Name<'a>,
@@ -37,7 +37,7 @@ pub(super) struct KeptName<'a> {
 pub(super) struct Merged {
     ticket: Ticket,
     records: Vec<u8>,
-    /// Positions and where they are in `records`.
+    /// Remembered positions and their offsets in `records`.
     reached: Mutex<VecDeque<(u64, usize)>>,
     used: AtomicBool,
 }
@@ -47,7 +47,7 @@ fn number(bytes: &[u8]) -> Option<u64> {
 }
 
 impl Merged {
-    /// The name at an offset, and the offset of the one behind it; `None` at the end.
+    /// The name at an offset, and the offset of the next one; `None` at the end.
     pub(super) fn at(&self, offset: usize) -> Option<(KeptName<'_>, usize)> {
         let head = self.records.get(offset..offset + HEAD)?;
         let [source, kind, length] = *head.get(16..)?.first_chunk()?;
@@ -62,7 +62,7 @@ impl Merged {
         Some((listed, end))
     }
 
-    /// The offset of what follows a position; `None` where no name has it.
+    /// The offset after a position; `None` where no name has it.
     pub(super) fn find(&self, position: u64) -> Option<usize> {
         if position == 0 {
             return Some(0);
@@ -71,19 +71,18 @@ impl Merged {
         if let Some((_, offset)) = reached.iter().find(|(known, _)| *known == position) {
             return Some(*offset);
         }
-        // Most come back to somewhere in the last reply, which begins where the one before it
-        // ended.
+        // Most readers continue in the last reply, which begins where the one before it ended.
         const NEAR: usize = 1 << 20;
         let near = reached.iter().find_map(|(_, offset)| self.scan(*offset, position, NEAR));
         near.or_else(|| self.scan(0, position, usize::MAX))
     }
 
-    /// Where a position is that was told between two offsets.
+    /// The offset of a position that was handed out between two offsets.
     pub(super) fn find_between(&self, Range { start, end }: Range<usize>, position: u64) -> Option<usize> {
         self.scan(start, position, end.checked_sub(start)?)
     }
 
-    /// Looks for a position from an offset on, in at most so many bytes.
+    /// Searches for a position from an offset, in at most `most` bytes.
     fn scan(&self, from: usize, position: u64, most: usize) -> Option<usize> {
         let mut at = from;
         while let Some((listed, next)) = self.at(at) {
@@ -98,7 +97,7 @@ impl Merged {
         None
     }
 
-    /// Remembers where a reader stopped.
+    /// Remembers the position at which a reader stopped.
     pub(super) fn reached(&self, position: u64, offset: usize) {
         let mut reached = self.reached.lock();
         if reached.front().is_none_or(|(known, _)| *known != position) {
@@ -107,7 +106,7 @@ impl Merged {
         }
     }
 
-    /// Memory held.
+    /// Memory used, bytes.
     pub(super) fn bytes(&self) -> usize {
         self.records.capacity() + size_of::<Merged>()
     }
@@ -118,16 +117,16 @@ pub(super) struct Recording {
     key: FileId,
     serial: u64,
     records: Vec<u8>,
-    /// The source and the position up to which everything is recorded.
+    /// The source and the position up to which the recording is complete.
     end: (usize, u64),
-    /// The most bytes that are worth keeping.
+    /// Maximal size, bytes.
     most: usize,
     table: Arc<Mutex<Table>>,
 }
 
 impl Recording {
-    /// Records a name that stands at `at`, unless that is recorded already; answers false where the
-    /// listing has become too large.
+    /// Records a name at `at`, unless it is recorded already; returns false where the listing has become too
+    /// large.
     pub(super) fn add(&mut self, at: (usize, u64), name: Name<'_>, ino: u64, kind: Option<Kind>, next: u64) -> bool {
         if at != self.end {
             return true;
@@ -140,7 +139,7 @@ impl Recording {
         self.records.len() <= self.most
     }
 
-    /// The listing has gone on from one place to another.
+    /// Records that the listing has moved from one position to another.
     pub(super) fn go_on(&mut self, from: (usize, u64), to: (usize, u64)) {
         if self.end == from {
             self.end = to;
@@ -157,11 +156,11 @@ impl Drop for Recording {
     }
 }
 
-/// What is kept and what is being recorded.
+/// The cached listings and the running recordings.
 #[derive(Default)]
 struct Table {
     whole: HashMap<FileId, Arc<Merged>>,
-    /// In the order of the next round of eviction (a clock); may name some that are gone.
+    /// Keys in the order of the next eviction round (a clock); may have keys that are gone.
     clock: VecDeque<FileId>,
     bytes: usize,
     recording: HashMap<FileId, u64>,
@@ -176,7 +175,7 @@ impl Table {
         Some(whole)
     }
 
-    /// Takes out what has not been used since the last round until the budget holds.
+    /// Evicts listings that were not used since the last round until the budget holds.
     fn evict(&mut self, budget: usize) -> Vec<Arc<Merged>> {
         let mut evicted = Vec::new();
         while self.bytes > budget {
@@ -193,7 +192,7 @@ impl Table {
 /// The whole listings of one union.
 pub(super) struct MergedListings {
     table: Arc<Mutex<Table>>,
-    /// How many keys the table has: 0 spares everybody the lock.
+    /// Number of keys in the table: at 0 no reader takes the lock.
     busy: AtomicUsize,
     budget: usize,
 }
@@ -203,7 +202,7 @@ impl MergedListings {
         MergedListings { table: Arc::default(), busy: AtomicUsize::new(0), budget }
     }
 
-    /// The kept listing of a directory in this state, if it knows the position.
+    /// The cached listing of a directory in this state, if it has the position.
     pub(super) fn get(&self, ticket: &Ticket, from: u64) -> Option<Arc<Merged>> {
         if ticket.token.is_none() || self.busy.load(Ordering::Relaxed) == 0 {
             return None;
@@ -217,7 +216,7 @@ impl MergedListings {
         whole.find(from).is_some().then_some(whole)
     }
 
-    /// Begins a recording, unless there is one of this directory.
+    /// Begins a recording, unless the directory already has one.
     pub(super) fn record(&self, ticket: &Ticket) -> Option<Recording> {
         let mut table = self.table.lock();
         if table.recording.contains_key(&ticket.key) {
@@ -228,7 +227,7 @@ impl MergedListings {
         table.recording.insert(ticket.key, serial);
         self.count(&table);
         drop(table);
-        // One directory may not drive out all others.
+        // One directory must not evict all others.
         let most = self.budget / 2;
         Some(Recording {
             key: ticket.key,
@@ -240,7 +239,7 @@ impl MergedListings {
         })
     }
 
-    /// Keeps a recording, if it is of the whole directory and still true.
+    /// Caches a recording if it is complete and the directory was not forgotten meanwhile.
     pub(super) fn keep(&self, ticket: Ticket, mut recording: Recording) {
         if recording.end != (ticket.slots.len(), 0) || ticket.token.is_none() {
             return;
@@ -264,7 +263,7 @@ impl MergedListings {
         };
     }
 
-    /// Forgets a directory, and does not keep what is being recorded of it.
+    /// Drops a directory's listing, and cancels its recording.
     pub(super) fn forget(&self, key: FileId) {
         if self.busy.load(Ordering::Relaxed) == 0 {
             return;
@@ -278,7 +277,7 @@ impl MergedListings {
         };
     }
 
-    /// Forgets all directories, and keeps nothing of what is being recorded.
+    /// Drops all listings, and cancels all recordings.
     pub(super) fn forget_all(&self) {
         let _gone = {
             let mut table = self.table.lock();
@@ -295,7 +294,7 @@ impl MergedListings {
         self.busy.store(table.whole.len() + table.recording.len(), Ordering::Relaxed);
     }
 
-    /// Bytes kept.
+    /// Bytes in use.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         self.table.lock().bytes

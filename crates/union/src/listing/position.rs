@@ -39,7 +39,7 @@ const LONG: u64 = 1 << 62;
 /// Bits behind the slot there, without A.
 const LONG_BITS: u32 = 54;
 
-/// A position taken apart.
+/// A decoded position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) slot: u8,
@@ -83,7 +83,7 @@ fn room(slot: u8) -> (u64, u32) {
     ((((1 << SHORT) - 1) << SLOT_BITS | u64::from(slot)) << bits, bits)
 }
 
-/// The position that is handed out for a branch's own one, behind the position handed out before it.
+/// Encodes a branch's own position; `before` is the position handed out before it.
 pub(super) fn pack(slot: u8, own: u64, before: u64) -> u64 {
     let slot = slot % SLOTS as u8;
     let (head, bits) = room(slot);
@@ -106,7 +106,7 @@ pub(super) fn pack(slot: u8, own: u64, before: u64) -> u64 {
     LONG | slot | if own >> LONG_BITS == 0 { own } else { 1 << LONG_BITS | own >> (63 - LONG_BITS) }
 }
 
-/// Takes apart what users bring back.
+/// Decodes a position from the kernel.
 pub(super) fn unpack(position: u64) -> Position {
     if position >> BITS != 0 {
         let slot = (position >> (LONG_BITS + 1)) as u8 % SLOTS as u8;

@@ -1,17 +1,17 @@
-//! Emptying a directory of one branch, for directories that users no longer see.
+//! Removing all entries of a branch's directory, for directories that users no longer see.
 
 use super::{Source, batch::Batch};
 use nacre_vfs::{Caller, Errno, Kind, Layer, Name, Node, Result};
 
-/// Removes everything in a directory, marks and all. Follows nothing, and needs no stack: it goes
-/// down by nodes and comes back up by those it holds.
+/// Removes everything in a directory, including whiteouts and other marks. Follows no links, and does not
+/// recurse: it descends by nodes and returns by those it holds.
 ///
 /// # Errors
-/// What the storage says; what was removed until then is gone. What others put there meanwhile is
-/// removed too, or ENOTEMPTY.
+/// Errors of the storage; entries removed until then stay removed. Entries that other processes create
+/// meanwhile are removed too, or cause ENOTEMPTY.
 pub(crate) fn purge(layer: &dyn Layer, directory: &Node) -> Result<()> {
     let caller = &Caller::ROOT;
-    // From the top: directories that are being emptied, each with its name in the one before.
+    // From the top: the directories being emptied, each with its name in the one before.
     let mut way: Vec<(Node, Vec<u8>)> = Vec::new();
     loop {
         let here = way.last().map_or(directory, |(node, _)| node);
@@ -28,12 +28,12 @@ pub(crate) fn purge(layer: &dyn Layer, directory: &Node) -> Result<()> {
     }
 }
 
-/// Removes what is no directory until one is met, which is answered with its name; `None` where the
-/// directory is empty.
+/// Removes entries until a directory is found, and returns that with its name; `None` where the directory is
+/// empty.
 fn empty_but_directories(layer: &dyn Layer, caller: &Caller, directory: &Node) -> Result<Option<(Vec<u8>, Node)>> {
     let source = Source { layer, shared: None, directory, slot: 0, reads_marks: false, x_directory: false };
     let mut batch = Batch::default();
-    // From the start each time: what was seen is gone.
+    // From the start each time: entries seen so far are removed.
     while batch.take(&source, caller, 0)? {
         let mut removed = false;
         while let Some((name, taken)) = batch.first() {
@@ -53,7 +53,7 @@ fn empty_but_directories(layer: &dyn Layer, caller: &Caller, directory: &Node) -
             batch.advance();
         }
         if !removed {
-            // Names that are listed and not there: this would go on for ever.
+            // Names that are listed but do not exist: this would never end.
             return Err(Errno::ENOTEMPTY);
         }
     }

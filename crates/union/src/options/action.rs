@@ -1,5 +1,5 @@
-//! The policies of mergerfs for changes of what is there (`category.action=`, `func.chmod=` and so on): whether all
-//! branches are changed or the highest. Pure.
+//! The policies of mergerfs for changes of existing files (`category.action=`, `func.chmod=` and so on):
+//! whether all branches are changed or only the highest. Pure.
 
 use crate::policy::CreatePolicy;
 use std::fmt;
@@ -7,30 +7,30 @@ use std::fmt;
 /// A change of a file or directory, as mergerfs names it (`func.NAME=`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Its mode.
+    /// Change of the mode.
     Chmod,
-    /// Its owner or group.
+    /// Change of the owner or group.
     Chown,
-    /// Another name for it.
+    /// Creation of another name.
     Link,
-    /// An extended attribute less.
+    /// Removal of an extended attribute.
     RemoveXattr,
-    /// Another name instead.
+    /// Change of the name.
     Rename,
-    /// A directory less.
+    /// Removal of a directory.
     Rmdir,
-    /// An extended attribute.
+    /// Setting an extended attribute.
     SetXattr,
-    /// Its length, by truncate(2).
+    /// Change of the length, by truncate(2).
     Truncate,
-    /// A name less.
+    /// Removal of a name.
     Unlink,
-    /// Its times.
+    /// Change of the times.
     Utimens,
 }
 
 impl Action {
-    /// All of them, in the order of their declaration.
+    /// All actions, in the order of their declaration.
     pub const ALL: [Action; 10] = [
         Action::Chmod,
         Action::Chown,
@@ -44,7 +44,7 @@ impl Action {
         Action::Utimens,
     ];
 
-    /// As mergerfs writes it.
+    /// The name in mergerfs' words.
     pub fn name(self) -> &'static str {
         match self {
             Action::Chmod => "chmod",
@@ -60,20 +60,20 @@ impl Action {
         }
     }
 
-    /// The change of this name.
+    /// The action with this name.
     pub fn named(name: &str) -> Option<Action> {
         Action::ALL.into_iter().find(|action| action.name() == name)
     }
 }
 
-/// Which branches a change is made on.
+/// The branches on which a change is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActionPolicy {
-    /// All that have the file (`all`).
+    /// All branches that have the file (`all`).
     All,
-    /// The same (`epall`).
+    /// As `All` (`epall`).
     ExistingAll,
-    /// The highest. mergerfs' other policies are kept as they were written.
+    /// The highest branch. mergerfs' other policies are kept as they were written.
     One(CreatePolicy),
 }
 

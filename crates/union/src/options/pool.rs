@@ -1,17 +1,15 @@
-//! The words of mergerfs: which of them change a union, which are only told, and which cannot be
-//! had. Pure.
+//! The words of mergerfs: which ones change a union, which only produce a notice, and which are refused. Pure.
 //!
-//! Called by the reader of words for names that are not aufs'. mergerfs writes names with `-` in
-//! its later versions and with `_` in its earlier ones: both are the same here. Each word of its
-//! manual is in one of the tables or obeyed; a value that mergerfs would refuse is refused. What is
-//! taken and not done as it stands is told in one sentence ([`Words::notices`]), unless it asks for
-//! what happens anyway.
+//! Called by the parser of words for names that are not aufs'. mergerfs writes names with `-` in its later
+//! versions and with `_` in its earlier ones: both are accepted. Each word of its manual is in one of the
+//! tables or implemented; a value that mergerfs would refuse is refused. A word that is accepted but not
+//! implemented as it stands produces one sentence ([`Words::notices`]), unless its value is in effect anyway.
 
 use super::{Action, ActionPolicies, ActionPolicy, ParseError, Word, Words};
 use crate::policy::CreatePolicy;
 use std::time::Duration;
 
-/// Which values a word may have.
+/// The values that a word may have.
 #[derive(Clone, Copy)]
 pub(crate) enum Value {
     Bool,
@@ -23,11 +21,10 @@ pub(crate) enum Value {
     Any,
 }
 
-/// A word that changes nothing: its name, its values, those that need no telling, and what is done
-/// instead.
+/// A word without effect: its name, its values, the values without a notice, and the text of the notice.
 pub(crate) type IgnoredWord = (&'static str, Value, &'static [&'static str], &'static str);
 
-/// As mergerfs has it, seconds.
+/// mergerfs' default, seconds.
 const SYMLINKIFY_TIMEOUT: u64 = 3600;
 
 const OWNERS: &str = "owners and groups are those on the branches";
@@ -35,7 +32,7 @@ const GROUPS: &str = "the kernel knows the groups of a caller";
 const THREADS: &str = "requests are served by as many threads as there are CPUs";
 const NO_EXDEV: &str = "files stay on their branch when they are renamed or get another name, so that there is no EXDEV to replace by a link";
 
-/// Words that are taken and change nothing.
+/// Words that are accepted without effect.
 pub(crate) const IGNORED_WORDS: [IgnoredWord; 36] = [
     ("uid", Value::Number, &[], OWNERS),
     ("gid", Value::Number, &[], OWNERS),
@@ -115,7 +112,7 @@ pub(crate) const IGNORED_WORDS: [IgnoredWord; 36] = [
     ),
 ];
 
-/// Words with values that are refused; `nullrw=false` and the like are taken.
+/// Words whose values are refused; `nullrw=false` and the like are accepted.
 pub(crate) const IMPOSSIBLE: [(&str, &str); 4] = [
     ("nullrw", "reads and writes are never thrown away; `nacre bench` measures without a disk"),
     (
@@ -128,8 +125,7 @@ pub(crate) const IMPOSSIBLE: [(&str, &str); 4] = [
 
 const SEARCH: [&str; 7] = ["access", "getattr", "getxattr", "ioctl", "listxattr", "open", "readlink"];
 
-/// What of a union's words only says that something is as it is: told once, and needless to those
-/// who build the union.
+/// Whether a word of the union only produces a notice, so that the union is built without it.
 pub(super) fn only_told(name: &str) -> bool {
     let is_of = |functions: &[&str]| name.strip_prefix("func.").is_some_and(|function| functions.contains(&function));
     let obeyed = ["func.getattr", "func.mkdir", "func.create"].contains(&name);
@@ -145,7 +141,7 @@ pub(crate) fn same(name: &str, word: &str) -> bool {
 }
 
 impl Words {
-    /// Obeys a word of mergerfs; false where it is none.
+    /// Applies a word of mergerfs; false if it is none.
     pub(super) fn obey_pool(&mut self, word: &Word<'_>) -> Result<bool, ParseError> {
         let dashed = word.name.replace('_', "-");
         if dashed.starts_with("category.") || dashed.starts_with("func.") {
@@ -181,7 +177,7 @@ impl Words {
             "moveonenospc" => {
                 self.options.move_when_full = match word.text()? {
                     "false" => None,
-                    // As mergerfs has it.
+                    // As in mergerfs.
                     "true" => Some("mfs".parse()?),
                     _ => Some(self.placement(word)?),
                 }
@@ -227,7 +223,7 @@ impl Words {
         Ok(true)
     }
 
-    /// The policy of a change.
+    /// Parses the policy of an action.
     fn action_policy(&mut self, word: &Word<'_>) -> Result<ActionPolicy, ParseError> {
         Ok(match policy_name(word)? {
             "all" => ActionPolicy::All,
@@ -241,11 +237,11 @@ impl Words {
         })
     }
 
-    /// What changes nothing, and what cannot be.
+    /// Handles words without effect and refused words.
     fn told(&mut self, word: &Word<'_>, dashed: &str) -> Result<bool, ParseError> {
         if let Some((_, values, silent, why)) = IGNORED_WORDS.iter().find(|(known, ..)| *known == dashed) {
             let given = word.value.and_then(|value| value.to_str()).unwrap_or_default();
-            // libfuse has this one without a value as well.
+            // libfuse accepts this word without a value as well.
             let is_flag = dashed == "async-read" && word.value.is_none();
             if !is_flag {
                 values.check(word)?;
@@ -276,7 +272,7 @@ impl Words {
         self.notices.push(format!("{}: {instead}", word.shown()));
     }
 
-    /// The policy of a word of mergerfs: one thing is put on one branch.
+    /// Parses a policy of mergerfs that creates on one branch.
     fn placement(&mut self, word: &Word<'_>) -> Result<CreatePolicy, ParseError> {
         let one = match policy_name(word)? {
             "all" => "ff",
@@ -290,7 +286,7 @@ impl Words {
         one.parse()
     }
 
-    /// What holds in a pool where no word says otherwise, as in mergerfs.
+    /// Sets mergerfs' defaults for a pool without words that set them.
     pub(super) fn finish_pool(&mut self) {
         if self.pool && !self.sets_actions {
             self.options.actions = ActionPolicies::all_by(ActionPolicy::ExistingAll);
@@ -303,7 +299,7 @@ impl Words {
     }
 }
 
-/// A policy of mergerfs, or one of aufs.
+/// The value as a policy name of mergerfs or aufs.
 fn policy_name<'a>(word: &Word<'a>) -> Result<&'a str, ParseError> {
     let text = word.text()?;
     match text {
@@ -326,7 +322,7 @@ fn impossible(name: &str) -> ParseError {
     ParseError::new(format!("{name}: {why}"))
 }
 
-/// `seq`, or `cosr` or `cor` with numbers of threads.
+/// Whether a value is `seq`, or `cosr` or `cor` with numbers of threads.
 fn is_listing(text: &str) -> bool {
     let mut parts = text.split(':');
     let name = parts.next();

@@ -1,11 +1,11 @@
-//! Policies as users write them: the names of aufs and mergerfs. What is printed can be read back.
+//! Parsing and printing of policies: the names of aufs and mergerfs. The printed form can be parsed.
 
 use super::{CopyUpPolicy, CreatePolicy, Hold, Preference, Reach};
 use crate::branch::{ParseError, parse_size};
 use std::{fmt, str::FromStr};
 
-/// mergerfs' policies. `mfs` is not among them: aufs' policy of that name differs in which of two
-/// equals it takes.
+/// mergerfs' policies. `mfs` is not among them: aufs' policy of that name prefers another of two equal
+/// branches.
 const POOL: [(&str, Reach, Preference); 18] = [
     ("ff", Reach::Anywhere, Preference::First),
     ("lfs", Reach::Anywhere, Preference::LeastFree),
@@ -58,10 +58,10 @@ impl FromStr for CreatePolicy {
     }
 }
 
-/// Why the name or the arguments of a policy for new files are not taken.
+/// Why the name or the arguments of a policy for new files are refused.
 enum PolicyFault {
     Unknown,
-    /// It is one of mergerfs that creates on several branches at once.
+    /// A policy of mergerfs that creates on several branches at once.
     SeveralBranches(String),
     TakesNothing,
     TooMuch,
@@ -97,7 +97,7 @@ fn none(policy: CreatePolicy, arguments: &[&str]) -> Result<CreatePolicy, Policy
     if arguments.is_empty() { Ok(policy) } else { Err(PolicyFault::TakesNothing) }
 }
 
-/// `[:SEC]`.
+/// Parses `[:SEC]`.
 fn held(arguments: &[&str]) -> Result<Hold, PolicyFault> {
     match arguments {
         [] => Ok(Hold::DEFAULT),
@@ -109,7 +109,7 @@ fn held(arguments: &[&str]) -> Result<Hold, PolicyFault> {
     }
 }
 
-/// `:LOW[:SEC]`.
+/// Parses `:LOW[:SEC]`.
 fn low(arguments: &[&str]) -> Result<(u64, Hold), PolicyFault> {
     let [low, rest @ ..] = arguments else {
         return Err(PolicyFault::NeedsBytes);

@@ -1,9 +1,8 @@
-//! Routes: patterns of paths with a policy or a branch of their own (`route=*.iso=mfs`,
-//! `route=movies/**=/hdd`).
+//! Routes: path patterns with a policy or a branch of their own (`route=*.iso=mfs`, `route=movies/**=/hdd`).
 //!
-//! The first route that matches counts. A pattern with a slash is held against the whole path from
-//! the union's top, one without against the last component; `*` stays within a component, `**` does
-//! not, `?`, `[a-z]` and `{a,b}` as in shells. Pure.
+//! The first matching route counts. A pattern with a slash is matched against the whole path from the union's
+//! root, a pattern without a slash against the last component; `*` stays within a component, `**` does not,
+//! `?`, `[a-z]` and `{a,b}` as in shells. Pure.
 
 use super::CreatePolicy;
 use crate::branch::{Escaped, ParseError, Unescaped, plain};
@@ -13,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where a route leads.
+/// The target of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A policy.
@@ -22,7 +21,7 @@ pub enum Target {
     Branch(PathBuf),
 }
 
-/// A pattern and where it leads.
+/// A pattern and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     pattern: String,
@@ -30,7 +29,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Reads `PATTERN=POLICY` or `PATTERN=/PATH/OF/BRANCH`, divided at the last plain equals sign.
+    /// Parses `PATTERN=POLICY` or `PATTERN=/PATH/OF/BRANCH`, divided at the last unescaped equals sign.
     ///
     /// # Errors
     /// No pattern, a bad one, an unknown policy.
@@ -61,8 +60,7 @@ impl Route {
         Ok(Route { pattern: pattern.to_owned(), target })
     }
 
-    /// Whether it is for this path, which is written from the union's top without a slash at the
-    /// start.
+    /// Whether it matches this path, which is relative to the union's root, without a slash at the start.
     fn matches(&self, path: &[u8]) -> bool {
         let subject =
             if self.pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
@@ -70,21 +68,21 @@ impl Route {
     }
 }
 
-/// All routes of a union, in their order, with branches known by their places.
+/// All routes of a union, in their order, with branches by their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes(Vec<(Route, Option<usize>)>);
 
-/// Where something shall go.
+/// The target of a matching route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// As this policy says.
+    /// By this policy.
     Policy(CreatePolicy),
-    /// To this branch if anything new may be put there, else as the union's policy says.
+    /// To this branch if it takes new files, else by the union's policy.
     Branch(usize),
 }
 
 impl Routes {
-    /// Finds the branches that routes name.
+    /// Resolves the branches that routes name.
     ///
     /// # Errors
     /// A route names no branch.
@@ -99,8 +97,8 @@ impl Routes {
         found.collect::<Result<_, _>>().map(Routes)
     }
 
-    /// These routes after branches have changed places: `place` tells where one has gone, if it is
-    /// still there. A route to a branch that was not there finds it by its name.
+    /// These routes after branches have changed positions: `place` returns the new position of a branch that is
+    /// still there. A route to a branch that was missing finds it by its name.
     pub(crate) fn moved(&self, place: &dyn Fn(usize) -> Option<usize>, names: &[PathBuf]) -> Routes {
         let found = self.0.iter().map(|(route, branch)| match &route.target {
             Target::Policy(_) => (route.clone(), None),
@@ -111,12 +109,12 @@ impl Routes {
         Routes(found.collect())
     }
 
-    /// Whether there are none, so that nobody needs to know paths.
+    /// Whether there are none, so that paths are not needed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The way of the first route that matches a path, and its pattern.
+    /// The target of the first route that matches a path, and its pattern.
     pub fn find(&self, path: &[u8]) -> Option<(Way, &str)> {
         let (route, branch) = self.0.iter().find(|(route, _)| route.matches(path))?;
         let way = match (&route.target, branch) {

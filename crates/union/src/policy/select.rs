@@ -1,13 +1,14 @@
-//! The policies themselves. Pure: branches and dice in, an index out; the notes say why.
+//! The policies themselves. Pure: branches and random numbers in, an index out; reasons are recorded in the
+//! notes.
 
 use super::{BranchView, Bytes, CopyUpPolicy, CreatePolicy, Dice, Notes, Placement, Preference, Reach};
 use nacre_vfs::{Errno, Result};
 use std::cmp::{Ordering, Reverse};
 
-/// A branch that may be chosen, with its place.
+/// A branch that may be chosen, with its position.
 type Candidate<'a> = (usize, &'a BranchView);
 
-/// The branch for something new.
+/// Chooses the branch for a new file.
 pub(super) fn create(
     policy: CreatePolicy,
     placement: &Placement<'_>,
@@ -46,7 +47,7 @@ pub(super) fn create(
     within(branches, chosen, placement.limit, notes)
 }
 
-/// Clamps a choice to the branches on which the thing would be seen.
+/// Limits a choice to the branches on which the file would be visible.
 pub(super) fn within(branches: &[BranchView], chosen: usize, limit: usize, notes: &mut impl Notes) -> Result<usize> {
     if chosen <= limit {
         return Ok(chosen);
@@ -66,7 +67,7 @@ fn free(branches: &[BranchView], index: usize) -> u64 {
     branches.get(index).map_or(0, |branch| branch.free)
 }
 
-/// The branches that something new may be put on.
+/// The branches that take new files.
 fn admitted<'a>(branches: &'a [BranchView], notes: &mut impl Notes) -> Result<Vec<Candidate<'a>>> {
     let mut open = Vec::with_capacity(branches.len());
     let mut error = Errno::EROFS;
@@ -96,7 +97,7 @@ fn refuse(index: usize, branch: &BranchView, error: Errno, notes: &mut impl Note
     });
 }
 
-/// The first branch at or above a place that admits something new.
+/// The first branch at or above a position that takes new files.
 fn nearest_above(branches: &[BranchView], from: usize, notes: &mut impl Notes) -> Result<usize> {
     let mut error = Errno::EROFS;
     for (index, branch) in branches.iter().enumerate().take(from.saturating_add(1)).rev() {
@@ -115,10 +116,10 @@ fn nearest_above(branches: &[BranchView], from: usize, notes: &mut impl Notes) -
 }
 
 fn top_down_parent(branches: &[BranchView], notes: &mut impl Notes) -> Result<usize> {
-    // The directory is somewhere: it was found. Without it, all branches count.
+    // At least one branch has the directory: it was found. Without a directory, all branches count.
     let top = branches.iter().position(|branch| branch.parent_exists).unwrap_or(branches.len().saturating_sub(1));
     let chosen = match nearest_above(branches, top, notes) {
-        // What is new is seen on a branch below as well.
+        // A new file is visible on a branch below as well.
         Err(Errno::EROFS) => match branches.iter().skip(top + 1).position(|branch| branch.admits().is_ok()) {
             Some(after) => top + 1 + after,
             None => return Err(Errno::EROFS),
@@ -185,7 +186,7 @@ fn parent_most_free(branches: &[BranchView], open: &[Candidate<'_>], notes: &mut
     prefer(Preference::MostFree, &parents, Dice::default(), notes)
 }
 
-/// The branches that a policy of the pooling kind looks at.
+/// The branches among which a mergerfs policy chooses.
 fn reached<'a>(
     reach: Reach,
     preference: Preference,
@@ -194,7 +195,7 @@ fn reached<'a>(
 ) -> Result<Vec<Candidate<'a>>> {
     let deepest = open.iter().map(|(_, branch)| branch.parent_depth).max().unwrap_or(0);
     let (reached, rest): (Vec<_>, Vec<_>) = open.iter().copied().partition(|(_, branch)| match reach {
-        // A directory that is not there has not changed there.
+        // A branch without the directory has no time of its changes.
         Reach::Anywhere => preference != Preference::Newest || branch.parent_exists,
         Reach::Existing => branch.parent_exists,
         Reach::MostSpecific => branch.parent_depth == deepest,
@@ -255,7 +256,7 @@ fn prefer(preference: Preference, of: &[Candidate<'_>], dice: Dice, notes: &mut 
                 }
                 None => true,
             });
-            // Nothing is free anywhere: the storage will say so.
+            // Nothing is free anywhere: the storage will report it.
             let (chosen, _) = hit.or_else(|| of.first()).ok_or(Errno::EROFS)?;
             thrown(of, *chosen, notes, "any, in proportion to what is free");
             Ok(*chosen)
@@ -263,7 +264,7 @@ fn prefer(preference: Preference, of: &[Candidate<'_>], dice: Dice, notes: &mut 
     }
 }
 
-/// Used bytes of all, in parts of 2^64.
+/// Used share of all bytes, in units of 2^-64.
 fn share(branch: &BranchView) -> u128 {
     match u128::from(branch.total) {
         0 => u128::MAX,
@@ -294,7 +295,7 @@ fn best<K: Ord>(
     Ok(*chosen)
 }
 
-/// The branch that gets a copy of a file on `source`.
+/// Chooses the branch for the copy of a file on `source`.
 pub(super) fn copy_up(
     policy: CopyUpPolicy,
     branches: &[BranchView],

@@ -1,5 +1,4 @@
-//! Figures of free space, asked for anew only when they are old: a creation should not cost a
-//! `statfs(2)` per branch.
+//! A cache of the figures of free space: a creation should not cost a `statfs(2)` per branch.
 
 use nacre_vfs::{Result, StatFs};
 use parking_lot::Mutex;
@@ -12,7 +11,7 @@ pub struct Space {
     pub free: u64,
     /// Used.
     pub used: u64,
-    /// All.
+    /// Total.
     pub total: u64,
 }
 
@@ -27,18 +26,18 @@ impl From<&StatFs> for Space {
     }
 }
 
-/// The figures of all branches with the moment at which they were asked for.
+/// The figures of all branches, each with the time of its query.
 #[derive(Debug, Default)]
 pub struct SpaceCache {
     known: Mutex<Vec<Option<(Duration, Space)>>>,
 }
 
 impl SpaceCache {
-    /// The figures of a branch, at most `hold` old at `now` (any clock that only goes forward);
-    /// asked for without any lock.
+    /// The figures of a branch, at most `hold` old at `now` (any monotonic clock); queried without holding a
+    /// lock.
     ///
     /// # Errors
-    /// What `ask` says.
+    /// Errors of `ask`.
     pub fn get(
         &self,
         branch: usize,
@@ -63,7 +62,7 @@ impl SpaceCache {
         Ok(space)
     }
 
-    /// Forgets the figures of a branch: it turned out to be full.
+    /// Drops the figures of a branch that turned out to be full.
     pub fn forget(&self, branch: usize) {
         if let Some(slot) = self.known.lock().get_mut(branch) {
             *slot = None;
