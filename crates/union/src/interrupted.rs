@@ -7,8 +7,7 @@
 //! |---|---|---|
 //! | the file | the same file | the old name is removed (`replace_above`) |
 //! | the upper parts of a directory | its lower parts | the upper parts are renamed, too (`move_everywhere`) |
-//! | the empty directory that was replaced | the directory | the empty one is removed (storage without
-//! attributes) |
+//! | the empty directory that was replaced | the directory | the empty one is removed (storage without attributes) |
 //! | a copy of the file on a lower branch | the file | the copies are renamed, too (`duplicates.rs`) |
 //! | nothing | the file | a replaced file of a lower branch is removed (`remove_replaced`) |
 //!

@@ -3,7 +3,6 @@
 //!
 //! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here
 //! knows a path of the host. The parts:
-//! * `union.rs` is the layer, `UnionShared` below what all parts share, `node.rs` what is kept for
 //! * `union.rs` is the layer, `UnionShared` below the state that all parts share, `node.rs` the state of each
 //!   file, `branches.rs` an opened branch with the union's own directories (`work.rs`);
 //! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes whiteouts, opaque directories and

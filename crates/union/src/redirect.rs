@@ -1,12 +1,11 @@
-//! Renaming a directory that is partly on read-only branches without copying what is in it: the
-//! part above says where it goes on below.
+//! Directory redirects: renaming a directory that is partly on read-only branches without copying its content.
+//! The upper part stores the directory's path on the branches below.
 //!
 //! Called by renames of directories that are too large to be copied
-//! ([`crate::UnionOptions::directory_redirect`]). The mark is that of the kernel's overlay file
-//! system; other programs that read the branch see only what is on it. It is written while the
-//! directory is still where it was, and leads exactly to what is merged there, so nothing changes
-//! by it. Only where no branch below can be written: a path that leads to something that may move
-//! or go would lose files.
+//! ([`crate::UnionOptions::directory_redirect`]). The attribute is that of the kernel's overlay file system;
+//! other programs that read the branch see only the upper part. It is written while the directory still has its
+//! old name, and resolves to exactly the parts that are merged there, so it changes nothing by itself. Only
+//! where no branch below can be written: a path to a directory that may be moved or removed would lose files.
 
 use crate::{
     OWN, UnionShared,
@@ -16,21 +15,21 @@ use crate::{
 use nacre_vfs::{Errno, Result, XattrFlags};
 use std::sync::Arc;
 
-/// The longest path that the kernel's overlay file system follows.
+/// Maximal length of a path that the kernel's overlay file system follows.
 const LENGTH_MAX: usize = 256;
 
 impl UnionShared {
-    /// Whether directories whose upper part is on a branch may go on elsewhere below.
+    /// Whether directories whose upper part is on a branch may get a redirect.
     pub(crate) fn may_redirect(&self, branch: &Branch) -> bool {
         self.options.directory_redirect
             && !self.branches().iter().skip(branch.index().saturating_add(1)).any(|below| below.is_writable())
     }
 
-    /// Makes the part of a directory on a branch say where it goes on below.
+    /// Writes a redirect to the part of a directory on a branch.
     ///
     /// # Errors
-    /// EXDEV where that cannot be said, ENOENT where the directory has been removed, and what the
-    /// storage says.
+    /// EXDEV where no redirect is possible, ENOENT where the directory has been removed, and errors of the
+    /// storage.
     pub(crate) fn redirect_directory(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         self.grow(node, branch)?;
         let _tree = self.tree.lock.lock();
@@ -61,7 +60,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The path of a directory as the branches below have it. The tree is held.
+    /// The path of a directory on the branches below. The tree lock is held.
     fn path_below(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut start = Vec::new();

@@ -1,19 +1,17 @@
-//! Moving files from one branch to another while they can be seen: off full branches, off branches
-//! that are being drained, between tiers.
+//! Relocation: moves visible files from one branch to another: off full branches, off branches that are being
+//! drained, between tiers.
 //!
-//! The copy is built in the work directory of the new branch while users go on; then, with
-//! everything held, it is made sure that nobody has changed the file, the copy gets the name there,
-//! and the old file goes. The name shows the old file until the last step, and the new one after
-//! it, at every moment and after every crash: what a crash leaves is a temporary file, or the old
-//! file hidden below the new one, or the new one hidden below the old one. A file stays where it is
-//! while it is open for writing, while the kernel reads it by itself, and while anybody holds it
-//! open or mapped on its branch.
+//! The copy is built in the work directory of the new branch while users continue; then, with all locks held,
+//! the move checks that the file has not been changed, gives the copy its name, and removes the old file. The
+//! name shows the old file until the last step, and the new one after it, at every moment and after every
+//! crash: a crash leaves behind a temporary file, or the old file hidden below the new one, or the new one
+//! hidden below the old one. A file is not moved while it is open for writing, while it is under passthrough,
+//! or while another process has it open or mapped on its branch.
 //!
-//! Files with several names go together, as `hardlinks/relocate.rs` tells.
+//! The names of a file with several names move together, as described in `hardlinks/relocate.rs`.
 //!
-//! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait:
-//! whoever changes a file holds its `moving` lock for reading meanwhile, and every open file
-//! follows.
+//! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait: every change of
+//! a file holds its `moving` lock for reading, and every open file switches to the copy.
 
 use crate::{
     OWN, UnionShared,
@@ -30,48 +28,48 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-/// So many of what stays are told of, at most.
+/// Maximal number of entries in a report that could not be moved.
 pub(crate) const LEFT_MAX: usize = 1_000;
 
-/// Something that stays on the branch.
+/// An entry that stays on the branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Names divided by slashes.
+    /// Path, names divided by slashes.
     pub path: Vec<u8>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// Why a file stays where it is.
+/// The reason why a file is not moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// It is open for writing, or the kernel reads it by itself.
+    /// It is open for writing, or under passthrough.
     Open,
-    /// A program has it open on the branch itself, or holds a mapping of it.
+    /// Another program has it open or mapped on the branch itself.
     InUse,
     /// It has several names.
     Names(u32),
-    /// Not all of its names are seen: they lie outside of the branch, or are hidden by another one.
+    /// Not all of its names are visible: they are outside of the branch, or hidden by another one.
     Elsewhere {
-        /// All.
+        /// Number of all names.
         names: u32,
-        /// Those that are not seen.
+        /// Number of the invisible ones.
         outside: u32,
     },
-    /// It has several names, and its file system does not tell when it was made: its number could
-    /// come to mean another file.
+    /// It has several names, and its file system does not report its birth time: its inode number could be
+    /// reused for another file.
     Unsure(u32),
-    /// No other branch may take it and has room for it, in a place where it would be seen.
+    /// No other branch that takes it has enough space and would show it.
     NoRoom,
     /// It has been changed, renamed or removed meanwhile.
     Changed,
-    /// Whoever asked for the move wants no more.
+    /// The caller has stopped the move.
     Stopped,
     /// It is pinned to its branch.
     Pinned,
     /// Its branch cannot be changed.
     ReadOnly,
-    /// The storage says so.
+    /// The storage returned an error.
     Failed(Errno),
 }
 
@@ -110,12 +108,12 @@ impl fmt::Display for Stay {
     }
 }
 
-/// Where a file is to go.
+/// The destination of a move.
 #[derive(Clone)]
 pub(crate) enum Goal {
-    /// Where the policy for new files puts it, or to the branch with most room.
+    /// The branch that the policy for new files chooses, or the branch with most space.
     Anywhere,
-    /// To this branch.
+    /// This branch.
     Branch(Arc<Branch>),
 }
 
@@ -123,8 +121,8 @@ impl UnionShared {
     /// Moves a file off a full branch in the middle of a write.
     ///
     /// # Errors
-    /// ENOSPC where it cannot go anywhere else: no branch with room on which it would be seen, or a
-    /// file with several names.
+    /// ENOSPC where it cannot be moved: no branch with space on which it would be visible, or a file with
+    /// several names.
     pub(crate) fn move_elsewhere(self: &Arc<UnionShared>, node: &Arc<UnionNode>) -> Result<()> {
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
@@ -144,18 +142,17 @@ impl UnionShared {
         moved
     }
 
-    /// Keeps a file on its branch while something about it changes there. Taken before the names of
-    /// any directory.
+    /// Locks a file against being moved while it is changed. Taken before the names of any directory.
     pub(crate) fn hold_still<'a>(&self, node: &'a UnionNode) -> Option<RwLockReadGuard<'a, ()>> {
         node.changes.fetch_add(1, Ordering::AcqRel);
         let is_alone = self.branches().len() < 2;
         (!is_alone).then(|| node.moving.read())
     }
 
-    /// Moves what is no directory to another branch, while users go on; answers its bytes.
+    /// Moves a file that is no directory to another branch, while users continue; returns its bytes.
     ///
     /// # Errors
-    /// Why it stays.
+    /// The reason why it stays.
     pub(crate) fn relocate(
         self: &Arc<UnionShared>,
         node: &Arc<UnionNode>,
@@ -181,13 +178,13 @@ impl UnionShared {
         moved.map(|()| attr.size)
     }
 
-    /// Whether a file could go now. Nobody can open it meanwhile.
+    /// Whether a file could be moved now. It cannot be opened meanwhile.
     pub(crate) fn movable(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         let attr = self.free_to_go(node, top)?;
         if attr.nlink != 1 || self.hardlinks.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
     }
 
-    /// Whether a file could go now, however many names it has.
+    /// As [`Self::movable`], for any number of names.
     pub(crate) fn free_to_go(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         if !top.branch.is_writable() {
             return Err(Stay::ReadOnly);
@@ -196,15 +193,15 @@ impl UnionShared {
             return Err(Stay::Open);
         }
         let attr = self.attr_of_source(node, top)?;
-        // Our own readers hold it open on the branch as well, and follow.
+        // The union's own readers have it open on the branch as well, and switch to the copy.
         if node.kind == Kind::File && node.open_files().is_empty() && self.is_used_by_others(top)? {
             return Err(Stay::InUse);
         }
         Ok(attr)
     }
 
-    /// Whether a file is open on its branch by others than the union, or mapped. Where the storage
-    /// cannot tell, nobody is believed to.
+    /// Whether a file is open or mapped on its branch by another program. If the storage cannot tell, the file
+    /// counts as unused.
     fn is_used_by_others(&self, top: &Part) -> Result<bool> {
         let file = top.branch.layer.open(&OWN, &top.node, OpenFlags::READ)?;
         let Some(descriptor) = file.backing() else { return Ok(false) };
@@ -217,7 +214,7 @@ impl UnionShared {
         }
     }
 
-    /// The branch to which a file can go.
+    /// The branch to which a file can be moved.
     fn target(&self, place: &NodePlace, top: &Part, goal: &Goal, size: u64) -> std::result::Result<Arc<Branch>, Stay> {
         let fits = |branch: &Arc<Branch>| Ok::<_, Errno>(self.room(branch)? > size);
         match goal {
@@ -239,8 +236,8 @@ impl UnionShared {
         }
     }
 
-    /// Removes an older state of the very file that is hidden below it: what a move that was
-    /// interrupted has left, or what was copied up on open.
+    /// Removes an older version of the same file that is hidden below it: the remains of an interrupted move,
+    /// or of a copy-up on open.
     fn remove_older(&self, node: &Arc<UnionNode>, place: &NodePlace, top: &Part) -> Result<()> {
         let _names = place.parent.names.write();
         let (view, name) = (place.parent.view(), Name::new(&place.name)?);
@@ -258,7 +255,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The last branch on which a file would be seen once it is gone from its own.
+    /// The last branch on which a file would be visible once it is removed from its own.
     pub(crate) fn limit_elsewhere(&self, place: &NodePlace, top: &Part) -> Result<usize> {
         let _names = place.parent.names.read();
         let name = Name::new(&place.name)?;
@@ -266,13 +263,13 @@ impl UnionShared {
         Ok(match (&sight.found, sight.whiteout) {
             (None, None) => sight.limit,
             (None, Some(at)) if self.beside_whiteout(&place.parent, at, name)?.is_some() => at,
-            // Something of this name is there: above it is free.
+            // Another file has this name: the branches above it remain.
             _ => sight.limit.saturating_sub(1),
         })
     }
 
-    /// The branch at a place, if something can be put there although a whiteout of it hides the
-    /// name: the mark stands beside.
+    /// The branch at a position, if a file can be created there although its whiteout hides the name: a `.wh.`
+    /// whiteout does not occupy the name.
     pub(crate) fn beside_whiteout(&self, parent: &UnionNode, at: usize, name: Name<'_>) -> Result<Option<Arc<Branch>>> {
         let branch = self.branch(at)?;
         let Some(home) = parent.part_on(&branch).filter(|_| branch.creates()) else { return Ok(None) };
@@ -286,20 +283,20 @@ impl UnionShared {
         }
     }
 
-    /// Free bytes that a branch may use, asked for now.
+    /// Usable free bytes of a branch, queried now.
     pub(crate) fn room(&self, branch: &Branch) -> Result<u64> {
         let figures = branch.layer.statfs(&OWN, &branch.root)?;
         Ok(figures.available.saturating_mul(u64::from(figures.fragment)).saturating_sub(self.min_free(branch)))
     }
 
-    /// The branch to which a file goes whose own is full.
+    /// The branch to which a file on a full branch is moved.
     fn branch_when_full(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
         let policy = self.rules().move_when_full.ok_or(Errno::ENOSPC)?;
         let limit = self.limit_elsewhere(place, top)?;
         let branches = self.branches();
         let mut views = self.views_for(policy, &place.parent)?;
         for (view, branch) in views.iter_mut().zip(branches.iter()) {
-            // Of those that can take it, the policy chooses.
+            // The policy chooses among the branches that can take it.
             view.creates &= branch.index() <= limit && branch.slot != top.branch.slot && self.room(branch)? > size;
         }
         let placement = Placement { branches: &views, limit, directory: false };
@@ -307,13 +304,12 @@ impl UnionShared {
         branches.get(chosen).map(Arc::clone).ok_or(Errno::EIO)
     }
 
-    /// The branch with most room on which the file would be seen once it is gone from its own.
+    /// The branch with most space on which the file would be visible once it is removed from its own.
     fn branch_with_room(&self, place: &NodePlace, top: &Part, size: u64) -> Result<Arc<Branch>> {
         self.most_room(self.limit_elsewhere(place, top)?, &top.branch, size)
     }
 
-    /// Of all branches but one, down to `limit`, the one with most room for something new of this
-    /// size.
+    /// Of all branches except one, down to `limit`, the one with most space for a new file of this size.
     ///
     /// # Errors
     /// ENOSPC where there is none.
@@ -332,7 +328,7 @@ impl UnionShared {
         best.map(|(_, branch)| Arc::clone(branch)).ok_or(Errno::ENOSPC)
     }
 
-    /// Builds the copy piece by piece, with nothing held.
+    /// Builds the copy piece by piece, without holding locks.
     pub(crate) fn build_at_leisure(
         &self,
         original: Original<'_>,
@@ -352,7 +348,7 @@ impl UnionShared {
         }
     }
 
-    /// The last step of a move at leisure: with the file held, everything must be as it was.
+    /// Performs the last step of a move: with the file locked, nothing may have changed.
     fn switch_unchanged(
         &self,
         original: Original<'_>,
@@ -368,7 +364,7 @@ impl UnionShared {
         Ok(self.switch(node, place, &now, parent, built)?)
     }
 
-    /// What is shown of a file that is held, if nobody has changed it and it is still free to go.
+    /// The visible attributes of a locked file, if it has not changed and can still be moved.
     pub(crate) fn unchanged(
         &self,
         Original { node, part: top, attr: before }: Original<'_>,
@@ -386,8 +382,8 @@ impl UnionShared {
         Ok(now)
     }
 
-    /// Whether a file cannot keep its number when it goes from its branch: the storage gives it to
-    /// another file then, and nothing would tell the two apart.
+    /// Whether a file would lose its inode number when it leaves its branch: the storage may reuse the number
+    /// for another file, and the two could not be distinguished.
     pub(crate) fn loses_number(&self, node: &UnionNode, top: &Part) -> bool {
         top.id.generation == 0 && !self.is_copy(node, top)
     }
@@ -435,7 +431,7 @@ impl UnionShared {
         learnt
     }
 
-    /// Removes the old file, and first a whiteout beside it that would hide the new one as well.
+    /// Removes the old file, and before it a `.wh.` whiteout of its name that would hide the new file as well.
     pub(crate) fn uncover_and_remove(&self, top: &Part, home: &Part, name: Name<'_>) -> Result<()> {
         let layer = &*top.branch.layer;
         if marks::stands_beside(layer, &home.node, name)? {

@@ -1,8 +1,8 @@
-//! What users would miss, were a branch taken out: files and directories that are shown from it
-//! alone, and removed names that only its marks hide.
+//! The check before a branch is removed: files and directories that only this branch shows, and removed names
+//! that only its whiteouts hide.
 //!
-//! Asked before a writable branch is removed without force
-//! ([`Control::remove`](crate::Control::remove)). Nothing is changed.
+//! Called before a writable branch is removed without force ([`Control::remove`](crate::Control::remove)).
+//! Nothing is changed.
 
 use crate::{
     OWN, UnionShared,
@@ -13,17 +13,17 @@ use crate::{
 use nacre_vfs::{Errno, Name, Result};
 use std::sync::Arc;
 
-/// What is counted at most.
+/// Count at which the check stops.
 const MOST: usize = 10_000;
-/// Names told.
+/// Maximal number of example names in the error.
 const NAMED: usize = 3;
 
-/// What would be missed.
+/// What users would miss without the branch.
 #[derive(Debug, Default)]
 pub(crate) struct RemovalCheck {
     shown: MissedNames,
     hidden: MissedNames,
-    /// Names looked at.
+    /// Number of names checked.
     pub(crate) looked_at: usize,
 }
 
@@ -55,7 +55,7 @@ impl RemovalCheck {
         self.shown.count.max(self.hidden.count) >= MOST
     }
 
-    /// The reason not to take the branch out; `None` where nobody would notice.
+    /// The reason against the removal; `None` if the visible tree would not change.
     pub(crate) fn reason(&self, branch: &Branch) -> Option<String> {
         let most = if self.is_enough() { "at least " } else { "" };
         let name = branch.name.display();
@@ -84,11 +84,11 @@ impl RemovalCheck {
 }
 
 impl UnionShared {
-    /// What users would miss without a branch. `step` is called for each directory and returns what
-    /// keeps the branches as they are meanwhile.
+    /// Finds the names that users would miss without a branch. `step` is called for each directory and returns
+    /// a guard that keeps the list of branches unchanged meanwhile.
     ///
     /// # Errors
-    /// What the branches say.
+    /// Errors of the branches.
     pub(crate) fn check_removal<G>(&self, branch: &Arc<Branch>, step: impl Fn() -> G) -> Result<RemovalCheck> {
         let mut check = RemovalCheck::default();
         let mut waiting = vec![Arc::clone(&self.root)];
@@ -147,7 +147,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Whether a directory is opaque on the branch and something below it is hidden by that.
+    /// Whether a directory is opaque on the branch and this hides content on a branch below.
     fn ends_here(&self, directory: &UnionNode, home: &Part, part: &Part, name: Name<'_>) -> Result<bool> {
         let layer = &*part.branch.layer;
         if !(part.branch.marks().opacity(layer, &part.node)?.opaque || marks::stands_beside(layer, &home.node, name)?) {

@@ -1,9 +1,9 @@
-//! Removing names: the file itself where it is on a writable branch, and a whiteout where a branch
+//! Removing names: removes the file itself if it is on a writable branch, and creates a whiteout if a branch
 //! below would show the name again.
 //!
-//! The whiteout comes first (a mark beside a name hides nothing on its own branch), or takes the
-//! very name in one step: at no moment does what lies below come to light. Directories are moved to
-//! the work directory in one step, and emptied of their whiteouts there.
+//! The whiteout comes first (a `.wh.` whiteout hides nothing on its own branch), or replaces the very name in
+//! one step: at no moment is the file of a lower branch visible. Directories are moved to the work directory in
+//! one step, and emptied of their whiteouts there.
 
 use crate::{
     ATTEMPTS, OWN, UnionShared,
@@ -18,14 +18,14 @@ use crate::{
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, Protection, RenameFlags, Result};
 use std::sync::Arc;
 
-/// A directory that has left its name.
+/// A removed directory that waits in the work directory for its deletion.
 pub(crate) struct Leftover {
     branch: Arc<Branch>,
     temporary: Temporary,
 }
 
 impl Leftover {
-    /// What stands under a temporary name in the work directory.
+    /// Refers to the directory under a temporary name in the work directory.
     pub(crate) fn new(branch: &Arc<Branch>, temporary: Temporary) -> Leftover {
         Leftover { branch: Arc::clone(branch), temporary }
     }
@@ -44,10 +44,10 @@ impl Leftover {
     }
 }
 
-/// What a removal has come to.
+/// The result of a removal step.
 pub(crate) enum Removal {
     Done(Vec<Leftover>),
-    /// The directory has to be on this branch first.
+    /// The parent directory has to be created on this branch first.
     Needs(Arc<Branch>),
 }
 
@@ -77,7 +77,7 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    /// Removes what is no directory. The names of `parent` are held.
+    /// Removes a file that is no directory. The names of `parent` are locked.
     fn remove_file(
         &self,
         caller: &Caller,
@@ -87,7 +87,7 @@ impl UnionShared {
         found: FoundFile,
     ) -> Result<Removal> {
         let (top, attr) = (found.top()?.clone(), found.attr);
-        // Once removed, it could not be asked who it was.
+        // Its identity could not be read after its removal.
         let node = self.node_of(found)?;
         if self.hardlinks.journal.holds(node.id) {
             return Err(Errno::EIO);
@@ -131,7 +131,7 @@ impl UnionShared {
         Ok(Removal::Done(Vec::new()))
     }
 
-    /// Enters into node and index that a name of a file no longer leads to it.
+    /// Records in node and index that a name no longer leads to its file.
     pub(crate) fn name_is_gone(
         &self,
         parent: &Arc<UnionNode>,
@@ -142,7 +142,7 @@ impl UnionShared {
         branch: &Arc<Branch>,
     ) -> Result<()> {
         self.listings.forget(parent.id);
-        // The copy's own count, or that of a name below that only shows the copy.
+        // The copy's own link count, or that of a name below that only shows the copy.
         let last = if seen.branch.is_writable() && node.top()?.branch.index() == seen.branch.index() {
             count <= 1
         } else if count <= 1 && !self.hardlinks.knows(node.id) {
@@ -150,7 +150,7 @@ impl UnionShared {
         } else {
             let lasting = || parent.part_on(branch).map_or(Ok(()), |part| self.make_durable(branch, &part.node));
             let left = self.hardlinks.one_less(node.id, count, branch, lasting).unwrap_or_else(|error| {
-                // The name is gone all the same; the count stays too high, which loses nothing.
+                // The name is removed all the same; the count stays too high, which loses nothing.
                 tracing::warn!(branch = branch.index(), ?error, "the count of links of a file is too high");
                 1
             });
@@ -163,8 +163,8 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Removes from a writable branch what a file on a branch above has just replaced. Where that
-    /// fails it only takes up room.
+    /// Removes the file of a name from a writable branch when a file on a branch above has just replaced it. A
+    /// file that cannot be removed only takes up space.
     pub(crate) fn remove_hidden(&self, view: &View, branch: &Arc<Branch>, name: Name<'_>) {
         let Some(part) = view.on(branch).filter(|_| branch.is_writable()) else { return };
         match branch.layer.unlink(&OWN, &part.node, name) {
@@ -175,13 +175,12 @@ impl UnionShared {
         }
     }
 
-    /// Hides a name on a branch; answers whether that has replaced what stood there.
+    /// Hides a name on a branch; returns whether the whiteout has replaced the branch's own file.
     pub(crate) fn hide(&self, directory: &UnionNode, part: &Part, name: Name<'_>) -> Result<bool> {
         self.hide_leaving(directory, part, name, &part.branch.work()?.temporary())
     }
 
-    /// Hides a name on a branch. A directory that stood there is then in the work directory under
-    /// the temporary name.
+    /// As [`Self::hide`]; a directory of that name is then in the work directory under the temporary name.
     pub(crate) fn hide_leaving(
         &self,
         directory: &UnionNode,
@@ -233,7 +232,7 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    /// Refuses a directory in which a name can be seen.
+    /// Fails with ENOTEMPTY for a directory with visible names.
     pub(crate) fn check_empty(&self, node: &UnionNode) -> Result<()> {
         let parts = node.parts();
         let sources: Vec<_> = parts.iter().map(source).collect();
@@ -241,8 +240,8 @@ impl UnionShared {
         if listing::is_empty(&marks, &sources)? { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
-    /// Removes a directory in which no name can be seen. The tree and the names of both directories
-    /// are held.
+    /// Removes a directory without visible names. The tree lock is held and the names of both directories are
+    /// locked.
     pub(crate) fn remove_directory(
         &self,
         parent: &Arc<UnionNode>,
@@ -259,13 +258,13 @@ impl UnionShared {
             self.branch_for_copy(None, top.branch.index(), usize::MAX)?
         };
         let Some(home) = view.on(&target) else { return Ok(Removal::Needs(target)) };
-        // From the bottom: what has nothing below it that could come to light needs no whiteout.
+        // From the bottom: a part with nothing below it that could become visible needs no whiteout.
         while let [_, .., last] = parts.as_slice() {
-            // What lies elsewhere below does not have this name.
+            // A redirected part below has another name.
             if node.is_redirected() {
                 break;
             }
-            // Files that a whiteout above has hidden are not ours to destroy.
+            // Files that a whiteout above hides must not be destroyed.
             if !last.branch.is_writable()
                 || self.shows_below(&view, name, last.branch.index())?
                 || !holds_marks_only(last)?
@@ -295,7 +294,7 @@ impl UnionShared {
         Ok(Removal::Done(leftovers))
     }
 
-    /// Removes a directory in which nothing is but marks: with these, it goes to the work directory.
+    /// Moves a directory that has nothing but whiteouts and other marks to the work directory, with these.
     pub(crate) fn move_out(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>) -> Result<Option<Leftover>> {
         match branch.layer.rmdir(&OWN, directory, name) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => {}
@@ -306,8 +305,8 @@ impl UnionShared {
         Ok(Some(Leftover { branch: Arc::clone(branch), temporary }))
     }
 
-    /// Removes what has been moved out. What cannot be removed stays in the work directory, where
-    /// nobody sees it, until the next start.
+    /// Deletes the directories that have been moved out. One that cannot be deleted stays in the work
+    /// directory, invisible to users, until the next start.
     pub(crate) fn clear(&self, leftovers: &[Leftover]) {
         for leftover in leftovers {
             if let Err(error) = clear_one(leftover) {
@@ -321,7 +320,7 @@ impl UnionShared {
     }
 }
 
-/// Whether a directory of a branch has nothing in it but marks.
+/// Whether a directory of a branch has nothing but whiteouts and other marks.
 pub(crate) fn holds_marks_only(part: &Part) -> Result<bool> {
     listing::is_empty(&part.branch.marks(), &[source(part)])
 }
@@ -337,7 +336,7 @@ fn clear_one(leftover: &Leftover) -> Result<()> {
     layer.rmdir(&OWN, &work, name)
 }
 
-/// The union's own names do not exist for users.
+/// Fails with ENOENT for the union's reserved names, which do not exist for users.
 pub(crate) fn check_existing(name: Name<'_>) -> Result<()> {
     if marks::is_reserved(name.bytes()) { Err(Errno::ENOENT) } else { Ok(()) }
 }

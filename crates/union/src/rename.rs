@@ -1,31 +1,30 @@
-//! Renaming, replacing and exchanging: what happens across branches is decided here.
+//! Renaming, replacing and exchanging: decides what is done across branches.
 //!
-//! A rename happens on one branch, by one rename there. What that takes is done first, in steps
-//! that leave the visible tree as it was; then everything is looked at again with all locks held,
-//! and what does not fit yet starts over. Branches are counted from the top; the *limit* is the
-//! lowest branch on which the new name would be seen.
+//! A rename happens on one branch, by one rename there. Its preconditions are established first, in steps that
+//! do not change the visible tree; then everything is looked up again with all locks held, and if a
+//! precondition does not hold yet, the rename starts over. Branches are counted from the top; the *limit* is
+//! the lowest branch on which the new name would be visible.
 //!
-//! | what is renamed | where it is | what is done first | by |
+//! | renamed file | its branch | first step | function |
 //! |---|---|---|---|
 //! | a file | on a writable branch, down to the limit | nothing | `move_file` |
-//! | a file | on one that is only read, or below the limit | it is copied up; one open on a writable branch cannot be: EXDEV | `raise_file`, `copy_up.rs` |
+//! | a file | on a read-only one, or below the limit | it is copied up; one open on a writable branch cannot be: EXDEV | `raise_file`, `copy_up.rs` |
 //! | a file, over a file of a writable branch above | on a writable branch | it gets the new name there, too; the one above is removed | `replace_above` |
 //! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it | `duplicates_follow`, `duplicates.rs` |
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
 //! | the same with `duplicates=change`, over an empty directory of writable branches | | the empty one goes to the work directories | `move_over_empty` |
 //! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
-//! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
-//! | the same, with more in it | | with redirects, a mark says where it goes on below; else EXDEV | `redirect_directory`, `redirect.rs` |
-//! | a directory | on a writable branch where nothing new may be made, and there is one where it may | EXDEV: programs copy by themselves | `whole` |
+//! | a directory | on several branches, or on a read-only one | its content is copied to one branch, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
+//! | the same, with more in it | | with redirects, the upper part gets one; else EXDEV | `redirect_directory`, `redirect.rs` |
+//! | a directory | on a writable branch that takes no new files, and another one does | EXDEV: programs copy by themselves | `whole` |
 //! | both of an exchange | on the higher of their branches, each as above | one exchange there | `exchange` |
 //!
-//! In all of them: the parents are made on the branch; what comes to lie over hidden names is
-//! opaque; where something below would show under the old name, a whiteout stands beside it. What
-//! goes from another branch than the one with the new name goes when that name is on stable
-//! storage. Marks that the kernel's overlay file system reads stand at the very name: they come
-//! with the rename itself where the storage can do that, and else take the place of the whiteout
-//! after it.
+//! In all of them: the parents are created on the branch; a directory over hidden names is opaque; where a
+//! branch below would show the old name, a `.wh.` whiteout hides it. A file on another branch than the new name
+//! is removed when that name is on stable storage. Whiteouts of the kernel's overlay file system have the very
+//! name: they come with the rename itself where the storage supports that (`RENAME_WHITEOUT`), and otherwise
+//! replace the `.wh.` whiteout after it.
 
 use crate::{
     ATTEMPTS, OWN, UnionShared,
@@ -46,7 +45,7 @@ use std::{
     time::Duration,
 };
 
-/// How long doors get to close a file that nobody has open any more.
+/// How long FUSE front ends get to close a file that no process has open any more.
 const CLOSING: Duration = Duration::from_millis(200);
 
 /// A directory and a name in it.
@@ -56,18 +55,19 @@ struct NameIn<'a> {
     name: Name<'a>,
 }
 
-/// What has to happen before a rename can be made.
+/// A step that is needed before a rename.
 enum RenameStep {
     Done(Vec<Leftover>),
-    /// Something has changed meanwhile.
+    /// A file has changed meanwhile.
     Again,
-    /// The directory has to be on the branch.
+    /// The directory has to be created on the branch.
     Grow(Arc<UnionNode>, Arc<Branch>),
     /// The file has to be on a writable branch, not below this.
     Raise(Arc<UnionNode>, usize),
-    /// A name below of a file that has been copied up under another needs a name of its own.
+    /// A name on a lower branch of a file that has been copied up under another name has to be created on the
+    /// copy's branch.
     Name(Arc<UnionNode>, Vec<u8>, Arc<UnionNode>),
-    /// The directory has to be on this branch as a whole.
+    /// The directory has to be complete on this branch.
     Whole(Arc<UnionNode>, Arc<Branch>),
 }
 
@@ -78,7 +78,7 @@ struct Side {
     node: Option<Arc<UnionNode>>,
 }
 
-/// What is renamed, with all locks held.
+/// The source of a rename, with all locks held.
 #[derive(Clone, Copy)]
 struct RenameSource<'a> {
     spot: NameIn<'a>,
@@ -86,7 +86,7 @@ struct RenameSource<'a> {
     node: &'a Arc<UnionNode>,
 }
 
-/// Where it goes.
+/// The target of a rename.
 #[derive(Clone, Copy)]
 struct RenameTarget<'a> {
     spot: NameIn<'a>,
@@ -143,8 +143,9 @@ impl UnionShared {
         Err(Errno::EBUSY)
     }
 
-    /// A rename that leaves a character device 0/0 under the old name, as the kernel's overlay file system asks its upper
-    /// file system for: a device that users of the union see, and no whiteout of the union's own.
+    /// Renames and leaves a character device 0/0 under the old name, as the kernel's overlay file system
+    /// requests from its upper file system: a device that users of the union see, and no whiteout of the
+    /// union's own.
     fn rename_leaving_device(
         self: &Arc<UnionShared>,
         caller: &Caller,
@@ -155,30 +156,30 @@ impl UnionShared {
         self.rename(caller, from, to, flags)?;
         let left = self.leave_device(from);
         if let Err(error) = left {
-            // What it has replaced is gone, but the file itself keeps its name.
+            // The replaced file is gone, but the renamed file keeps its old name.
             self.rename(caller, to, from, RenameFlags(RenameFlags::NOREPLACE))?;
             return Err(error);
         }
         Ok(())
     }
 
-    /// Puts a character device 0/0 under a name.
+    /// Creates a character device 0/0 under a name.
     pub(crate) fn leave_device(&self, (parent, name): (&Node, Name<'_>)) -> Result<()> {
         match self.mknod(&OWN, parent, name, Kind::Character, 0, (0, 0)) {
-            // A process before this one has been killed after it.
+            // The previous process was killed after this step.
             Ok(_) | Err(Errno::EEXIST) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Has a directory depend on nothing below where it is, on a branch. No lock is held.
+    /// Makes a directory on a branch independent of the branches below. No lock is held.
     fn make_movable(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         if !self.may_redirect(branch) {
             return self.copy_up_dir(directory, branch);
         }
         if self.is_small(directory, branch)? {
             match self.copy_up_dir(directory, branch) {
-                // It has got more since it was looked at.
+                // It has grown since it was checked.
                 Err(Errno::EXDEV) => {}
                 done => return done,
             }
@@ -195,9 +196,9 @@ impl UnionShared {
         found.map(|found| self.known(spot.parent, spot.name, found)).transpose()
     }
 
-    /// Copies a file to a branch from which it can have the new name. One that is open on a
-    /// writable branch has to stay there; doors hold files open for a moment that nobody has open
-    /// any more, and are asked to close them. No lock is held.
+    /// Copies a file to a branch from which it can get the new name. A file open on a writable branch has to
+    /// stay there; FUSE front ends hold files for a moment that no process has open any more, and are asked to
+    /// close them. No lock is held.
     fn raise_file(self: &Arc<UnionShared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
         match self.copy_up(node, most, u64::MAX) {
             Err(Errno::EXDEV) => {}
@@ -233,8 +234,7 @@ impl UnionShared {
         let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock.lock());
         let mut locked = vec![from.parent, to.parent];
         let replaced = second.as_ref().filter(|node| node.kind == Kind::Directory && !flags.has(RenameFlags::EXCHANGE));
-        // A directory inside one that is being moved cannot be its parent as well: that is refused
-        // below.
+        // A directory inside the moved one cannot be its parent as well: the check below refuses that.
         locked.extend(replaced);
         let _names = lock_names(&locked);
         let target = self.side(caller, to)?;
@@ -260,7 +260,7 @@ impl UnionShared {
         }
     }
 
-    /// What a file needs before it can be renamed on its branch, not below `limit`.
+    /// The step that a file needs before it can be renamed on its branch, not below `limit`.
     fn ready(&self, spot: NameIn<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<RenameStep>> {
         let seen = side.found().ok_or(Errno::ENOENT)?.top()?;
         let top = node.top()?;
@@ -276,7 +276,7 @@ impl UnionShared {
         Ok(None)
     }
 
-    /// Renames a file, and its copies on lower branches where these are changed with it.
+    /// Renames a file, and its copies on lower branches if these are changed with it.
     fn move_file(&self, caller: &Caller, from: RenameSource<'_>, to: RenameTarget<'_>) -> Result<RenameStep> {
         let top = from.node.top()?;
         let index = top.branch.index();
@@ -293,7 +293,8 @@ impl UnionShared {
         if let Some(branch) = copies.branches().find(|branch| target.on(branch).is_none()) {
             return Ok(RenameStep::Grow(Arc::clone(to.spot.parent), Arc::clone(branch)));
         }
-        // Between a file that is replaced and the branch of the new one, its own copies are in the way.
+        // Between a replaced file and the branch of the new one, the replaced file's own copies would hide the
+        // new one.
         if let Some(found) = to.side.found().filter(|found| !found.is_directory())
             && found.top()?.branch.index() < index
         {
@@ -308,8 +309,7 @@ impl UnionShared {
         Ok(step)
     }
 
-    /// Renames the file that is shown. `shows` says whether something below would take the old name, where that is
-    /// known.
+    /// Renames the shown file. `shows` is whether a branch below would show the old name, if that is known.
     fn move_shown(
         &self,
         caller: &Caller,
@@ -353,8 +353,8 @@ impl UnionShared {
         Ok(RenameStep::Done(Vec::new()))
     }
 
-    /// Removes from a lower branch what a rename has replaced. Where the new name does not last,
-    /// the old file stays, hidden by it.
+    /// Removes a replaced file from a lower branch. If the new name is not durable, the old file stays, hidden
+    /// by it.
     pub(crate) fn remove_replaced(&self, target: &View, below: &Arc<Branch>, new_home: &Part, name: Name<'_>) {
         match self.make_durable(&new_home.branch, &new_home.node) {
             Ok(()) => self.remove_hidden(target, below, name),
@@ -364,11 +364,10 @@ impl UnionShared {
         }
     }
 
-    /// Replaces a file of a branch above without moving the new one to there: it gets the name on
-    /// its own branch as well, which is hidden until the name above is gone. Nothing is copied, and
-    /// it does not matter who has the file open. A crash leaves the old file under the name, or the
-    /// new one under both: each step on one of the two branches is durable before the next one on
-    /// the other. `None` where that is not enough.
+    /// Replaces a file of a branch above without moving the new one there: the new file gets the name on its
+    /// own branch as well, which is hidden until the name above is removed. Nothing is copied, and open files
+    /// do not matter. After a crash the name leads to the old file, or both names to the new one: each step on
+    /// one of the two branches is durable before the next one on the other. `None` where this is not possible.
     fn replace_above(
         &self,
         caller: &Caller,
@@ -392,7 +391,7 @@ impl UnionShared {
         else {
             return Ok(None);
         };
-        // Without the name above, nothing may hide the new one, or be seen under the old name.
+        // Without the name above, nothing may hide the new file, and no branch may show the old name.
         let under = self.sight_from(&OWN, &target.view, new.name, above.branch.index() + 1)?;
         if under.limit < index
             || under.whiteout.is_some_and(|whiteout| whiteout <= index)
@@ -403,11 +402,10 @@ impl UnionShared {
         if self.is_copy(node, &top) {
             self.mark_home(new.parent, new_home)?;
         }
-        // A file that is hidden there already has the name: it is not given up before the new one
-        // is in place.
+        // A hidden file may have the name there already: it is not removed before the new one is in place.
         let linked = match branch.layer.link(&OWN, &top.node, None, &new_home.node, new.name) {
             Ok(_) => true,
-            // A process before this one was killed after it.
+            // The previous process was killed after this step.
             Err(Errno::EEXIST) if is_named(&top, new_home, new.name)? => false,
             Err(error) => {
                 tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
@@ -427,14 +425,13 @@ impl UnionShared {
             .make_durable(&above.branch, &above_home.node)
             .and_then(|()| branch.layer.unlink(&OWN, &home.node, old.name));
         self.name_is_gone(new.parent, new.name, replaced, above, found.attr.nlink, branch)?;
-        // It has both names then.
+        // The file has both names in that case.
         left?;
         self.moved(node, &top, old, new, new_home)?;
         Ok(Some(RenameStep::Done(Vec::new())))
     }
 
-    /// The rename of a file or directory on its branch; with `shows`, something below would take
-    /// the old name.
+    /// Renames a file or directory on its branch; with `shows`, a branch below would show the old name.
     fn move_and_hide(
         &self,
         caller: &Caller,
@@ -461,8 +458,8 @@ impl UnionShared {
         if branch.marks().style == Style::Wh {
             return Ok(());
         }
-        // What hides it already is not what others read: the mark that they know takes the very
-        // name.
+        // The `.wh.` whiteout that hides it is not known to other programs: the whiteout of their form replaces
+        // the very name.
         match self.hide(directory, home, name) {
             Ok(true) => uncover(home, name),
             Ok(false) => {}
@@ -473,7 +470,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Puts the whiteout beside a name, and takes it away again where what follows fails.
+    /// Creates the `.wh.` whiteout of a name, runs `act`, and removes the whiteout if that fails.
     fn hide_then(&self, home: &Part, name: Name<'_>, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let branch = &home.branch;
         let beside = Marks { style: Style::Wh, ..branch.marks() };
@@ -486,7 +483,7 @@ impl UnionShared {
         done
     }
 
-    /// Enters a rename into the nodes.
+    /// Updates the nodes after a rename.
     fn moved(
         &self,
         node: &Arc<UnionNode>,
@@ -508,7 +505,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// What a directory needs before it can be renamed on one branch.
+    /// The step that a directory needs before it can be renamed on one branch.
     fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<RenameStep>> {
         let parts = node.parts();
         let top = node.top()?;
@@ -523,8 +520,8 @@ impl UnionShared {
             }
         }
         match self.branch_for_copy(node.place().as_ref(), top.branch.index(), limit) {
-            // It can be changed, only not moved there: programs copy by themselves, to where
-            // something new can be put.
+            // It can be changed, but not moved there: programs copy by themselves, to a branch that takes new
+            // files.
             Err(Errno::EROFS) if top.branch.is_writable() && self.branches().iter().any(|branch| branch.creates()) => {
                 Err(Errno::EXDEV)
             }
@@ -576,14 +573,14 @@ impl UnionShared {
             && in_the_way.is_some()
             && let Some(leftover) = self.empty_for_good(new, new_home, replaced)?
         {
-            // What is physically empty is replaced by the rename itself.
+            // A physically empty directory is replaced by the rename itself.
             leftovers.push(leftover);
             in_the_way = None;
         }
         match in_the_way {
             Some(entry) => {
-                // A whiteout at the very name, or an empty directory that could not be made ready:
-                // it takes the old name, and goes there.
+                // A whiteout at the very name, or an empty directory that could not be replaced: it is
+                // exchanged to the old name, and removed there.
                 if entry.attr.kind == Kind::Directory && shows {
                     branch.marks().make_opaque(&**layer, &entry.node)?;
                 }
@@ -620,10 +617,10 @@ impl UnionShared {
         Ok(RenameStep::Done(leftovers))
     }
 
-    /// Renames a directory on all of its branches, where all of them are writable and nothing is
-    /// hidden by it or has to be: a pool's directories move without copying a byte. `None` where
-    /// that is not so. A crash in between leaves part of the files under the old name and part
-    /// under the new; where the request comes again, `interrupted.rs` moves the rest.
+    /// Renames a directory on all of its branches, if all of them are writable and it neither hides anything
+    /// nor needs a whiteout: a pool's directories move without copying a byte. `None` otherwise. A crash in
+    /// between leaves part of the files under the old name and part under the new; if the request is sent
+    /// again, `interrupted.rs` moves the remaining ones.
     fn move_everywhere(
         &self,
         caller: &Caller,
@@ -663,7 +660,7 @@ impl UnionShared {
         for (part, _, new_home) in moved {
             self.moved(node, part, old, new, new_home)?;
         }
-        // An opaque part ends it where it did before.
+        // If a part is opaque, the merge ends where it did before.
         let floor = if node.view().floor == last.branch.index() { last.branch.index() } else { target.sight.limit };
         node.settle(parts.to_vec(), floor);
         Ok(Some(RenameStep::Done(Vec::new())))
@@ -780,7 +777,7 @@ impl UnionShared {
         Ok(Some(leftover))
     }
 
-    /// Removes from the old name what an exchange has brought there.
+    /// Removes the entry that an exchange has moved to the old name.
     fn clear_old_name(
         &self,
         old: NameIn<'_>,
@@ -793,8 +790,8 @@ impl UnionShared {
         if kind != Kind::Directory {
             return match shows {
                 false => branch.layer.unlink(&OWN, &home.node, name),
-                // A whiteout, which may as well stay where one is needed; one that an attribute
-                // tells takes a mark on the directory.
+                // A whiteout, which may stay where one is needed; one that only an attribute identifies needs a
+                // mark on the directory as well.
                 true if branch.marks().style == Style::Xattr => self.hide(old.parent, home, name).map(drop),
                 true => Ok(()),
             };
@@ -854,7 +851,7 @@ impl UnionShared {
         Ok(RenameStep::Done(Vec::new()))
     }
 
-    /// Gives a copy in the hard-link index a name above that it has only below.
+    /// Gives a copy in the hard-link index a visible name that only lower branches have.
     pub(crate) fn name_copy(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<()> {
         let _names = parent.names.write();
         let view = parent.view();
@@ -877,7 +874,7 @@ fn is_named(file: &Part, home: &Part, name: Name<'_>) -> Result<bool> {
     Ok(file.branch.layer.lookup(&OWN, &home.node, name)?.attr.id == file.id)
 }
 
-/// Checks in the order of the kernel; true where there is nothing to do.
+/// Makes the kernel's checks in their order; returns true where there is nothing to do.
 fn check(
     from: NameIn<'_>,
     to: NameIn<'_>,

@@ -1,31 +1,30 @@
-//! A union that nobody asks: its branches listen to less.
+//! The idle watch of a union: while the mount has no requests, its branches watch less.
 //!
-//! Called by the door (`Layer::rest`), which tells what the kernel may know. Of a file of the
-//! union, that is what it is made of on the branches: so each branch is told its own part of each,
-//! and hears of all of them by themselves. Nothing else is worth hearing:
-//! * A directory comes to one more branch, or goes, or is hidden, by a change of names in a
-//!   directory above it. That is known, too, as the kernel knows no file without the directories
-//!   above it. What is then made in the directory on that branch is not heard. It need not be: with
-//!   the notice of the change the kernel is to ask for all names again (`watch.rs`), and whoever
-//!   looks one up wakes the branch before it is read.
-//! * Who is in such a directory already, and so does not look it up, goes on seeing what it was
-//!   made of, as in a union that does not rest.
-//! * The union itself keeps listings, also of directories that only a name in them keeps alive, and
-//!   nobody else knows. They go when the rest begins; whoever lists again wakes all branches that
-//!   he reads.
+//! Called by the FUSE front end (`Layer::rest`) with the nodes that the kernel may know. A node of the union
+//! consists of parts on the branches, so each branch gets its own parts, and sends changes of those only. No
+//! other change matters:
+//! * A directory gets or loses a part on a branch, or is hidden, by a change of names in a directory above it.
+//!   That directory is known, too, as the kernel knows no file without the directories above it. Later changes
+//!   in the new part on that branch are not sent. They need not be: on the notice of the name change the kernel
+//!   has to look all names up again (`watch.rs`), and a look-up ends the idle watch of the branch before it is
+//!   read.
+//! * A process whose working directory is such a directory does not look it up, and continues to see its old
+//!   parts, as in a union without an idle watch.
+//! * The union itself caches listings, also of directories that the kernel does not know. They are dropped when
+//!   the idle watch begins; the next listing ends the idle watch of all branches that it reads.
 
 use crate::{UnionShared, branches::Branch};
 use nacre_vfs::Node;
 use std::sync::Arc;
 
 impl UnionShared {
-    /// See `Layer::rest`.
+    /// Starts or ends an idle watch; see `Layer::rest`.
     pub(crate) fn rest(&self, known: Option<&[Node]>) -> bool {
-        // Whoever changes branches may wait for the very thread of the door that asks.
+        // A change of the branches may be waiting for the very thread of the front end that calls this.
         let Some(_branches) = self.gate.try_read() else { return known.is_none() };
         let branches = self.branches();
         match known {
-            // Each of them has to be told.
+            // Each branch has to be called.
             None => branches.iter().fold(false, |any, branch| branch.layer.rest(None) | any),
             Some([]) => {
                 self.listings.forget_all();
@@ -37,8 +36,7 @@ impl UnionShared {
         }
     }
 
-    /// What files of the union are made of, by branch. One that has been removed goes on hearing
-    /// everything.
+    /// The parts of nodes, by branch. A removed branch continues to send all changes.
     fn parts_of(&self, known: &[Node]) -> Option<Vec<(Arc<Branch>, Vec<Node>)>> {
         let mut all: Vec<(Arc<Branch>, Vec<Node>)> = Vec::new();
         for node in known {

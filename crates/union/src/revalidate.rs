@@ -1,8 +1,8 @@
-//! What is known of a file, after the list of branches has changed.
+//! Look-ups of known files after the list of branches has changed.
 //!
-//! Nothing is done for the files that nobody uses: each one is looked up again, and its directories
-//! before it, when an operation comes to it (`lookup.rs`). A file that is no longer to be seen
-//! under its name keeps its parts, for those who have it open, and has no name.
+//! Unused files are not touched: each file is looked up again, and its directories before it, when an operation
+//! uses it (`lookup.rs`). A file that is no longer visible under its name keeps its parts, for processes that
+//! have it open, and has no name.
 
 use crate::{
     OWN, UnionShared,
@@ -16,7 +16,7 @@ impl UnionShared {
     /// Looks a file up again by the name it was last seen under. No lock is held.
     ///
     /// # Errors
-    /// What the branches say.
+    /// Errors of the branches.
     pub(crate) fn revalidate(&self, node: &Arc<UnionNode>) -> Result<()> {
         let epoch = self.nodes.epoch();
         let mut waiting = vec![Arc::clone(node)];
@@ -25,13 +25,13 @@ impl UnionShared {
                 Some(place) if !place.parent.is_current(epoch) => waiting.push(place.parent),
                 Some(_) => {
                     self.revalidate_one(&at, epoch)?;
-                    // Renamed meanwhile: its new directory may not be up to date.
+                    // Renamed meanwhile: its new directory may be outdated.
                     if at.is_current(epoch) {
                         waiting.pop();
                     }
                 }
-                // Whoever changes the branches looks the top directory up again; what has no name
-                // stays what it is.
+                // The change of the branches itself looks the root directory up again; a file without a name
+                // stays as it is.
                 None => {
                     at.set_epoch(epoch);
                     waiting.pop();
@@ -64,8 +64,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The directory that was known before branches changed, of which something found now is a
-    /// part.
+    /// The directory known before the branches changed that has a part in common with a directory found now.
     pub(crate) fn known_before(&self, found: &FoundFile) -> Option<Arc<UnionNode>> {
         if found.kind != Kind::Directory {
             return None;
@@ -78,10 +77,10 @@ impl UnionShared {
         })
     }
 
-    /// The top directory as the branches now have it.
+    /// Updates the root directory to the present branches.
     ///
     /// # Errors
-    /// What the branches say: then nothing has changed.
+    /// Errors of the branches: then nothing has changed.
     pub(crate) fn renew_root(&self) -> Result<()> {
         let (parts, floor) = crate::lookup::root_parts(&self.branches())?;
         if parts.is_empty() {

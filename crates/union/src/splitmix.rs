@@ -1,20 +1,20 @@
-//! SplitMix64 (Steele, Lea, Flood 2014): numbers without pattern from any seed.
+//! SplitMix64 (Steele, Lea, Flood 2014): a pseudo-random generator that accepts any seed.
 //!
-//! Used by policies that choose by chance, for the marks of branches (`identity.rs`), and by tests.
-//! Every state is good, so that threads need only agree on an addition. The marks are written to
-//! branches: what [`mix`] answers never changes.
+//! Used by policies with a random choice, for the labels of branches (`identity.rs`), and by tests. Every state
+//! is valid, so that threads need only an atomic addition. The labels are stored on branches: the results of
+//! [`mix`] must never change.
 
-/// What takes a state to the next one.
+/// The increment of the state.
 pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number of a state: each bit of the input changes half of the output's.
+/// The output of a state: each bit of the input changes half of the output's bits.
 pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ value >> 31
 }
 
-/// The numbers of a seed, for tests that take the same cases each time.
+/// The generator for tests, which use the same cases each time.
 #[cfg(test)]
 pub(crate) struct Numbers(pub(crate) u64);
 

@@ -1,10 +1,10 @@
-//! Exchange of two names of a branch, also where its storage has none (`RENAME_EXCHANGE`): file systems in
-//! userspace that know no flags of rename, such as bindfs and mergerfs, and NFS.
+//! Exchange of two names on a branch, also where its storage has no `RENAME_EXCHANGE`: FUSE file systems
+//! without rename flags, such as bindfs and mergerfs, and NFS.
 //!
-//! Called where a whiteout or a fresh directory takes the place of a directory (`marks.rs`, `create.rs`,
-//! `rename.rs`), not for an exchange that a user asks for. Invariant: the names of both directories are held,
-//! so users see no step in between. A crash of the machine or a kill of the process between two of the three
-//! renames may show what lies below a name, as with fuse-overlayfs.
+//! Called where a whiteout or a new directory replaces a directory (`marks.rs`, `create.rs`, `rename.rs`), not
+//! for an exchange that a user requests. Invariant: the names of both directories are locked, so users see no
+//! intermediate state. A crash of the machine or a kill of the process between two of the three renames may
+//! make the lower directory of a name visible, as with fuse-overlayfs.
 
 use crate::OWN;
 use nacre_vfs::{Caller, Errno, Layer, Name, Node, RenameFlags, Result};
@@ -12,7 +12,7 @@ use nacre_vfs::{Caller, Errno, Layer, Name, Node, RenameFlags, Result};
 /// Two names, and a free name in the work directory.
 pub(crate) struct Swap<'a> {
     pub(crate) layer: &'a dyn Layer,
-    /// In whose name the first is moved to the second; all else is done in the union's.
+    /// The caller of the rename of the first name to the second; all other steps are the union's own.
     pub(crate) caller: &'a Caller,
     pub(crate) from: &'a Node,
     pub(crate) from_name: Name<'a>,
@@ -26,11 +26,11 @@ impl Swap<'_> {
     /// Exchanges the names.
     ///
     /// # Errors
-    /// What the storage says; the names are as they were then, unless it refuses that, too.
+    /// Errors of the storage; the names are then unchanged, unless undoing the steps fails, too.
     pub(crate) fn run(&self) -> Result<()> {
         let exchange = RenameFlags(RenameFlags::EXCHANGE);
         match self.layer.rename(self.caller, self.from, self.from_name, self.to, self.to_name, exchange) {
-            // ENOSYS from FUSE, EINVAL from the kernel in the name of file systems without flags.
+            // ENOSYS from FUSE, EINVAL from the kernel on behalf of file systems without flags.
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => self.in_three_steps(),
             other => other,
         }

@@ -1,8 +1,7 @@
-//! Tiering: which files go to a faster or a slower branch, and why. Pure.
+//! Tiering: the decision which files are moved to a faster or a slower branch, and why. Pure.
 //!
-//! The branches with `+tier` are the tiers, the fastest on top. What to do is decided from figures
-//! alone ([`plan`]); `tier/run.rs` finds the figures and moves the files, `tier/heat.rs` counts how
-//! much files are used.
+//! The branches with `+tier` are the tiers, the fastest on top. The decision depends on figures only
+//! ([`plan`]); `tier/run.rs` collects the figures and moves the files, `tier/heat.rs` counts opens of files.
 
 pub(crate) mod heat;
 mod run;
@@ -14,34 +13,34 @@ pub use run::{PlannedMove, TierFigures, TierReport, TierStatus};
 pub(crate) use run::{Tiering, start};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// What is to be where.
+/// The rules of tiering.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierRules {
-    /// A tier that is used to more than so many percent sends files down, the least used ones
+    /// Upper watermark: a tier that is used to more than this percentage sends files down, the least used ones
     /// first.
     pub high: u8,
-    /// Until it is used to no more than this.
+    /// Lower watermark: files are sent down until the tier is used to no more than this percentage.
     pub low: u8,
-    /// Files that nobody has used for so long go down in any case.
+    /// Files unused for longer than this are sent down in any case.
     pub age: Option<Duration>,
-    /// Files that have been opened so many times lately (each time counts half after a day) go up.
+    /// Files that have been opened this often recently (each open counts half after a day) are moved up.
     pub heat: Option<u32>,
     /// Smaller files stay, bytes.
     pub min_size: u64,
     /// Larger files stay, bytes.
     pub max_size: Option<u64>,
-    /// Files under paths that match stay. A pattern with a slash is held against the path from the
-    /// union's top, one without against the last component.
+    /// Files under matching paths stay. A pattern with a slash is matched against the path from the union's
+    /// root, a pattern without a slash against the last component.
     pub keep: Vec<String>,
-    /// These belong on the first tier.
+    /// Matching files belong on the first tier.
     pub hot: Vec<String>,
-    /// These belong on the last.
+    /// Matching files belong on the last tier.
     pub cold: Vec<String>,
-    /// No more than so many bytes are copied in a second.
+    /// Maximal copy rate, bytes per second.
     pub rate: Option<u64>,
-    /// The time between two looks at how full tiers are.
+    /// The interval of checks of the tiers' use.
     pub every: Duration,
-    /// The time between two looks at all files, where rules other than `high` need it.
+    /// The interval of scans of all files, where rules other than `high` need them.
     pub scan: Duration,
 }
 
@@ -64,13 +63,13 @@ impl Default for TierRules {
     }
 }
 
-/// The lower watermark, unless told.
+/// The default lower watermark.
 const LOW: u8 = 80;
 
 const WORDS: &str = "high, low, age, heat, min, max, keep, hot, cold, rate, every, scan";
 
 impl TierRules {
-    /// Obeys one word: `high=90`, `age=30d`, `keep=*.db`.
+    /// Applies one word: `high=90`, `age=30d`, `keep=*.db`.
     ///
     /// # Errors
     /// An unknown word, or a value that makes no sense.
@@ -78,7 +77,7 @@ impl TierRules {
         match name {
             "high" => {
                 self.high = percent(value, 1)?;
-                // What nobody has chosen does not contradict.
+                // A default that no user has set must not contradict the upper watermark.
                 if self.low == LOW && self.low >= self.high {
                     self.low = self.high.saturating_sub(10);
                 }
@@ -112,10 +111,10 @@ impl TierRules {
         Ok(())
     }
 
-    /// Refuses watermarks that contradict each other.
+    /// Checks that the watermarks do not contradict each other.
     ///
     /// # Errors
-    /// The lower one is not below the upper one.
+    /// The lower watermark is not below the upper one.
     pub fn check(&self) -> Result<(), ParseError> {
         if self.low < self.high {
             return Ok(());
@@ -123,7 +122,7 @@ impl TierRules {
         Err(ParseError::new(format!("low={} must be below high={}", self.low, self.high)))
     }
 
-    /// Whether files have to be looked at although no tier is full.
+    /// Whether files have to be scanned although no tier is full.
     pub(crate) fn needs_scans(&self) -> bool {
         self.age.is_some() || !self.hot.is_empty() || !self.cold.is_empty()
     }
@@ -138,7 +137,7 @@ fn percent(text: &str, least: u8) -> Result<u8, ParseError> {
     number.ok_or_else(|| bad(text, &format!("a percentage from {least} to 100")))
 }
 
-/// Seconds, or a number with s, m, h, d or w.
+/// Parses seconds, or a number with s, m, h, d or w.
 fn duration(text: &str) -> Result<Duration, ParseError> {
     let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
@@ -173,7 +172,7 @@ pub(crate) fn matches(patterns: &[String], path: &[u8]) -> bool {
     })
 }
 
-/// Words divided by commas.
+/// Parses words divided by commas.
 impl FromStr for TierRules {
     type Err = ParseError;
 
@@ -188,7 +187,7 @@ impl FromStr for TierRules {
     }
 }
 
-/// As it can be read back.
+/// Writes the form that can be parsed.
 impl fmt::Display for TierRules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "high={},low={}", self.high, self.low)?;
@@ -216,12 +215,12 @@ impl fmt::Display for TierRules {
     }
 }
 
-/// How full a tier is, bytes.
+/// The use of a tier, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierView {
     /// Used.
     pub used: u64,
-    /// All.
+    /// Total.
     pub total: u64,
 }
 
@@ -235,33 +234,33 @@ impl TierView {
     }
 }
 
-/// A file that may go.
+/// A file that may be moved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Names divided by slashes.
+    /// Path, names divided by slashes.
     pub path: Vec<u8>,
-    /// On which tier it is, counted from the fastest.
+    /// Index of its tier, the fastest is 0.
     pub tier: usize,
     /// Bytes that it takes.
     pub size: u64,
     /// When it was last read or written, since the epoch.
     pub last_used: Duration,
-    /// Opens lately.
+    /// Number of recent opens.
     pub heat: f64,
-    /// It stays in any case.
+    /// Whether it stays in any case.
     pub pinned: bool,
 }
 
-/// Why a file goes.
+/// The reason of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// A pattern says that it belongs there.
+    /// A pattern assigns the file to the tier.
     Pattern,
-    /// It is used much.
+    /// It is used often.
     Hot,
     /// It has not been used for long.
     Old,
-    /// Its tier is full, and it is used less than others.
+    /// Its tier is full, and it is used less than other files.
     Full,
 }
 
@@ -276,27 +275,26 @@ impl fmt::Display for Why {
     }
 }
 
-/// A file that shall go: its place in the list of candidates, and to which tier.
+/// A planned move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which file.
+    /// Index in the list of candidates.
     pub file: usize,
-    /// To which tier.
+    /// Index of the target tier.
     pub to: usize,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Decides what goes where: first what patterns say, then what is used much goes up, what is old
-/// goes down, and what is too much on a tier goes down, the least used and oldest first. No file
-/// goes twice, and no tier is filled above its upper watermark.
+/// Plans the moves: first by patterns, then often used files up, old files down, and from a full tier files
+/// down, the least used and oldest first. No file moves twice, and no tier is filled above its upper watermark.
 pub fn plan(rules: &TierRules, now: Duration, tiers: &[TierView], files: &[Candidate]) -> Vec<Step> {
     let mut plan = Plan { rules, tiers: tiers.to_vec(), files, steps: Vec::new(), gone: vec![false; files.len()] };
     let last = tiers.len().saturating_sub(1);
     let is_hot = |file: &Candidate| rules.heat.is_some_and(|heat| file.heat >= f64::from(heat));
     let is_old =
         |file: &Candidate| rules.age.is_some_and(|age| now.saturating_sub(file.last_used) > age) && !is_hot(file);
-    // Room is made before it is taken.
+    // Moves that free space come before moves that need it.
     plan.each(Why::Pattern, &|file| (file.tier < last && matches(&rules.cold, &file.path)).then_some(last));
     plan.each(Why::Old, &|file| {
         (file.tier < last && is_old(file) && !matches(&rules.hot, &file.path)).then(|| file.tier + 1)
@@ -356,7 +354,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Sends files down until a tier is no fuller than its lower watermark.
+    /// Sends files down until a tier is at its lower watermark.
     fn relieve(&mut self, tier: usize) {
         let is_above = |plan: &Plan<'_>, percent: u8| plan.tiers.get(tier).is_some_and(|view| view.is_above(percent));
         if !is_above(self, self.rules.high) {
@@ -372,7 +370,7 @@ impl Plan<'_> {
         let is_hot = |file: &Candidate| self.rules.heat.is_some_and(|heat| file.heat >= f64::from(heat));
         let (hot, others): (Vec<_>, Vec<_>) = there.into_iter().partition(|(_, file)| is_hot(file));
         self.send_down(tier, &others, self.rules.low);
-        // What is used much goes only as far as it has to: it would come up again at once.
+        // Often used files are sent down only as far as necessary: they would come up again at once.
         let first = self.steps.len();
         self.send_down(tier, &hot, self.rules.high);
         self.take_back(tier, first);
@@ -391,8 +389,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Cancels steps from `first` on that the later ones have made needless, of the files used most
-    /// first.
+    /// Cancels steps from `first` on that later ones have made unnecessary, of the most used files first.
     fn take_back(&mut self, tier: usize, first: usize) {
         for at in (first..self.steps.len()).rev() {
             let Some(step) = self.steps.get(at).copied() else { return };

@@ -1,6 +1,6 @@
-//! The union as a layer: how it is built, and the way of each operation to the file that does it.
+//! The union as a layer: how it is built, and which file implements each operation.
 //!
-//! Built by whoever wires stacks and by tests; used through [`Layer`] only.
+//! Built by the crate `stack` and by tests; used through [`Layer`] only.
 
 use crate::{
     Notices, OWN, PlacementState, TreeMoves, Union, UnionShared,
@@ -34,11 +34,11 @@ use std::{
     time::Instant,
 };
 
-/// Why a union cannot be built: on which branch, and what to do.
+/// Why a union cannot be built: the branch, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnionError {
     what: String,
-    /// What a branch answers, if that is why.
+    /// The error of the branch, if that is the reason.
     pub reason: Option<Errno>,
 }
 
@@ -56,30 +56,30 @@ impl UnionError {
     }
 }
 
-/// A change that a user of the mount asks for.
+/// A change of the union that a user requests through the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Edit {
-    /// Another branch.
+    /// Adds a branch.
     Add {
-        /// As it is written.
+        /// The branch as users write it.
         text: Vec<u8>,
-        /// From the top, 0 the first; beyond the last one, the bottom.
+        /// Position from the top, 0 the first; a position beyond the last one is the bottom.
         place: usize,
     },
-    /// Other attributes of a branch.
+    /// Changes the attributes of a branch.
     Modify {
-        /// Its path.
+        /// Path of the branch.
         path: PathBuf,
-        /// As they are written.
+        /// The attributes as users write them.
         mode: String,
     },
-    /// A branch less, also while files on it are open.
+    /// Removes a branch, even if files on it are open.
     Remove(PathBuf),
-    /// Another rule for where new files go, as one of the words after `-o`.
+    /// Changes the policy for new files, as one of the `-o` options.
     Word(String),
 }
 
-/// Makes changes.
+/// The callback that makes changes.
 pub(crate) type Editor = dyn Fn(Edit) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for Union {
@@ -89,12 +89,12 @@ impl fmt::Debug for Union {
 }
 
 impl Union {
-    /// Puts branches together, the first one on top. Makes the union's own directories on the
-    /// writable ones, and empties the place where copies were being built when it last ended.
+    /// Builds a union from branches, the first one on top. Creates the union's own directories on the writable
+    /// ones, and empties their work directories.
     ///
     /// # Errors
-    /// No branch or too many; whiteouts shown over a writable branch; a branch that cannot be read,
-    /// or not be written though it should.
+    /// No branch or too many; whiteouts shown over a writable branch; a branch that cannot be read, or cannot
+    /// be written although its mode asks for it.
     pub fn new(
         branches: Vec<(Arc<dyn Layer>, BranchMode)>,
         options: UnionOptions,
@@ -104,7 +104,7 @@ impl Union {
         Union::named(branches.into_iter().enumerate().map(member).collect(), options)
     }
 
-    /// Puts branches that have names together, as [`Union::new`].
+    /// Builds a union from branches with names, as [`Union::new`].
     ///
     /// # Errors
     /// As [`Union::new`].
@@ -112,8 +112,8 @@ impl Union {
         Union::going_on(members, options, None)
     }
 
-    /// The same with the numbers of files that a process before this one gave out, which are noted for
-    /// the next one.
+    /// As [`Union::named`], with the inode numbers that the previous process assigned; new ones are recorded
+    /// for the next process.
     ///
     /// # Errors
     /// As [`Union::new`].
@@ -166,7 +166,7 @@ impl Union {
         believe(&opened);
         let identities = Arc::new(Identities::new(left.clone()));
         let hardlinks = HardlinkIndex::new(Arc::clone(&identities));
-        // From the bottom, so that a branch put on top later changes no numbers.
+        // From the bottom, so that a branch added on top later changes no inode numbers.
         for branch in opened.iter().rev() {
             identities.register(branch.root_id);
         }
@@ -219,7 +219,8 @@ impl Union {
         Ok(Union { shared })
     }
 
-    /// What doors are to show: the union itself, unless a word asks for a file for each name or for a control file.
+    /// The layer for FUSE front ends: the union itself, or the per-name layer or the control file over it if an
+    /// option asks for them.
     pub fn layer(self: &Arc<Union>) -> Arc<dyn Layer> {
         let shown = match &self.shared.names {
             Some(names) => Arc::new(PerName::new(Arc::clone(self), Arc::clone(names))),
@@ -228,22 +229,22 @@ impl Union {
         if self.shared.options.control_file { Arc::new(ControlFile::new(Arc::clone(self), shown)) } else { shown }
     }
 
-    /// Has changes that users of the mount ask for by its control file made by `editor`, which opens branches and notes
-    /// the change. The first one counts.
+    /// Sets the callback that makes the changes which users request through the control file: it opens branches
+    /// and records the change. Only the first call has an effect.
     pub fn edit_by(&self, editor: impl Fn(Edit) -> Result<()> + Send + Sync + 'static) {
-        // A second one would be a mistake of the caller's that changes nothing.
+        // A second callback would be a mistake of the caller and changes nothing.
         let _ = self.shared.editor.set(Box::new(editor));
     }
 
-    /// Has a change made.
+    /// Makes a change through the callback.
     ///
     /// # Errors
-    /// EROFS where nobody makes changes; what keeps it from being made.
+    /// EROFS without a callback; errors of the callback.
     pub(crate) fn edit(&self, edit: Edit) -> Result<()> {
         self.shared.editor.get().ok_or(Errno::EROFS)?(edit)
     }
 
-    /// What all operations share, for questions that are no operations.
+    /// The shared state, for queries that are no operations.
     pub(crate) fn shared(&self) -> &Arc<UnionShared> {
         &self.shared
     }
@@ -255,17 +256,17 @@ impl UnionShared {
         self.branches.load()
     }
 
-    /// The options that change while mounted, as they are now.
+    /// The present values of the options that change while mounted.
     pub(crate) fn rules(&self) -> crate::options::LiveRules {
         **self.placing.rules.load()
     }
 
-    /// From now on, these are the branches. Nobody is looking.
+    /// Replaces the list of branches. No operation is running.
     pub(crate) fn set_branches(&self, branches: Vec<Arc<Branch>>) {
         self.branches.store(Arc::new(branches));
     }
 
-    /// How long what is known of a directory's names stays true.
+    /// How long names of a directory may be cached.
     pub(crate) fn coherence_of_names(&self, node: &UnionNode) -> Coherence {
         let parts = node.parts();
         let branches = self.branches();
@@ -299,7 +300,7 @@ impl Layer for Union {
     }
 
     fn adopt(&self, known: &Node, fresh: &Node) {
-        // A file has one node as long as anybody holds it: there is nothing to learn.
+        // A file has one node as long as it is referenced, so there is nothing to learn.
         if let (Ok(known), Ok(fresh)) = (self.shared.held(known), self.shared.held(fresh))
             && !Arc::ptr_eq(&known, &fresh)
             && let Some(place) = fresh.place()
@@ -504,7 +505,8 @@ impl OpenFileClient for Union {
 }
 
 impl UnionShared {
-    /// Tells a branch the door, once there is one: its files are closed with the union's.
+    /// Attaches the FUSE front end to a branch, once there is one: the branch's files are closed with the
+    /// union's.
     pub(crate) fn attach(&self, branch: &Branch) {
         if let (Some(door), Some(client)) = (self.door.get(), branch.layer.capabilities().open_files) {
             client.attach(door);

@@ -1,10 +1,10 @@
-//! Changes that others make on branches, told in the union's own terms.
+//! Changes by other processes on branches, translated into notices of the union.
 //!
-//! One thread for each branch takes what the branch sends, translates identities and passes it on;
-//! it ends when the branch stops sending. A file nobody holds needs no notice, as no cache knows
-//! it; but somebody may be about to hold it: a look-up that is under way has read its attributes
-//! before the change and makes it known after the notice. So what was reported of unknown files is
-//! kept for a while, and told when one of them becomes known ([`Unheard`]).
+//! One thread for each branch receives the branch's notices, translates identities and forwards the notices; it
+//! ends when the branch stops sending. An unreferenced file needs no notice, as no cache has it; but it may be
+//! about to be referenced: a look-up may have read its attributes before the change and enter the node after
+//! the notice. So notices of unknown files are kept for a while, and sent when one of the files becomes known
+//! ([`Unheard`]).
 
 use crate::{UnionShared, branches::Branch, marks, node::UnionNode};
 use hashbrown::HashSet;
@@ -20,25 +20,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a report of an unknown file is kept at least: longer than any look-up takes that is not
+/// The minimal time for which a notice of an unknown file is kept: longer than any look-up takes that is not
 /// stuck.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// The most reports in that time that are kept one by one. With more, every file that becomes known
-/// is told to have changed: right, if dearer.
+/// Maximal number of notices in that time that are kept one by one. With more, every file that becomes known
+/// counts as changed: correct, but more expensive.
 const REPORTS: usize = 8192;
 
-/// After so many changes of files that nobody knows, the door is told of one, as it counts what is
-/// heard in vain (`Layer::rest`).
+/// Number of changes of unknown files after which the FUSE front end gets a notice of one, because it counts
+/// unneeded notices (`Layer::rest`).
 const IN_VAIN: usize = 8;
 
-/// No file.
+/// The identity of no file.
 const NOBODY: FileId = FileId { fs: u64::MAX, ino: u64::MAX, generation: u64::MAX };
 
-/// A file as the branch in a slot knows it.
+/// A file's identity on the branch in a slot.
 type Key = (u8, FileId);
 
-/// Reports of files that nobody held when they came.
+/// Notices of files that were not referenced when they came.
 pub(crate) struct Unheard {
     any: AtomicBool,
     reports: Mutex<Reports>,
@@ -79,11 +79,11 @@ impl Unheard {
         } else {
             reports.recent.too_many = true;
         }
-        // Before whoever notes looks for the file once more: see `translate`.
+        // Before the caller searches the node again: see `translate`.
         self.any.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a file was reported before it became known; told once.
+    /// Whether a notice of a file came before it became known; removes the notice.
     fn take(&self, key: &Key, now: Instant) -> bool {
         if !self.any.load(Ordering::SeqCst) {
             return false;
@@ -112,7 +112,8 @@ impl Reports {
 }
 
 impl UnionShared {
-    /// A file has become known. Called when the tables have it: from then on its notices find it.
+    /// Sends the kept notices of a file that has become known. Called when the node is in the tables: later
+    /// notices find it there.
     #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
     pub(crate) fn tell_unheard(&self, node: &UnionNode) {
         if !self.notices.unheard.any.load(Ordering::SeqCst) {
@@ -129,7 +130,7 @@ impl UnionShared {
     }
 }
 
-/// Starts watching all branches, and those that will come.
+/// Starts watching all branches, including later ones.
 pub(crate) fn start(shared: &Arc<UnionShared>, out: &Sender<Invalidation>) {
     shared.notices.watchers.lock().push(out.clone());
     for branch in shared.branches().iter() {
@@ -140,7 +141,7 @@ pub(crate) fn start(shared: &Arc<UnionShared>, out: &Sender<Invalidation>) {
 /// Starts watching one branch.
 pub(crate) fn watch(shared: &Arc<UnionShared>, branch: &Arc<Branch>, out: &Sender<Invalidation>) {
     let (sender, receiver) = channel();
-    // The branch itself would be kept for ever by whoever waits for its last word.
+    // A strong reference would keep the branch forever: the thread ends only when the branch stops sending.
     let (shared, watched, out) = (Arc::downgrade(shared), Arc::downgrade(branch), out.clone());
     let work = move || {
         let mut ignored = 0_usize;
@@ -170,7 +171,7 @@ pub(crate) fn watch(shared: &Arc<UnionShared>, branch: &Arc<Branch>, out: &Sende
     }
 }
 
-/// A notice of a branch as the union tells it, and what follows from it.
+/// Translates a notice of a branch; the second value has the notices that follow from it.
 #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
 fn translate(
     shared: &Weak<UnionShared>,
@@ -179,8 +180,8 @@ fn translate(
 ) -> Option<(Invalidation, Vec<Invalidation>)> {
     let (shared, branch) = (shared.upgrade()?, branch.upgrade()?);
     let find = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);
-    // Whoever makes a file known enters it first and looks for reports then; here it is the other
-    // way round, so that one of the two finds the other.
+    // A look-up enters its node first and searches for notices then; here it is the other way round, so that
+    // one of the two finds the other.
     let known = |id: FileId| {
         find(id).or_else(|| {
             shared.notices.unheard.note((branch.slot, id), Instant::now());
@@ -192,7 +193,7 @@ fn translate(
             shared.listings.forget_all();
             Invalidation::Everything
         }
-        // Of a branch that is a union itself.
+        // From a branch that is a union itself.
         Invalidation::Names => {
             shared.listings.forget_all();
             Invalidation::Names
@@ -217,8 +218,7 @@ fn entry(
     let name = match name.strip_prefix(marks::PREFIX) {
         None => name,
         Some(hidden) if marks::is_reserved(hidden) => {
-            // An opaque mark or the whiteout of a long name; of temporary names nobody needs to
-            // know.
+            // An opaque mark or the whiteout of a long name; temporary names do not matter.
             let matters = *name == *marks::OPAQUE || name.starts_with(marks::LONG);
             return matters.then_some((Invalidation::Everything, Vec::new()));
         }
@@ -228,9 +228,9 @@ fn entry(
     Some((Invalidation::Entry { parent: node.id, name }, below))
 }
 
-/// A directory may be made of other directories of branches from now on, and so may those in it.
-/// What is in these may have been there before, and need not be heard of; so the kernel is to ask
-/// for all names again (it can be told so of all names only), and listings go.
+/// Handles a change of the parts of a directory and of the directories in it. Their files may have existed
+/// before without a notice, so the kernel has to look all names up again (there is no notice for the names of
+/// one directory only), and cached listings are dropped.
 fn remade(shared: &UnionShared, top: Arc<UnionNode>) -> Vec<Invalidation> {
     let (mut told, mut ahead) = (vec![Invalidation::Names], vec![top]);
     while let Some(directory) = ahead.pop() {

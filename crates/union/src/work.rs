@@ -1,14 +1,14 @@
-//! The directories of a branch that belong to the union itself: where things are built before they
-//! get their names, and the hard-link index.
+//! The union's own directories on a branch: the work directory, where files are built before they get their
+//! names, and the hard-link index.
 //!
-//! Both lie at the top of each writable branch under reserved names, mode 0700, or in a directory
-//! of their own beside the branch (overlayfs' `workdir`), so that nothing but the files of users is
-//! on the branch. What a crash leaves in the work directory is of no use to anybody: it is emptied
-//! when the branch is opened. *On demand* ([`crate::UnionOptions::work_on_demand`]) both are made when they are
-//! first needed; the work directory goes with its last user and its last file, the index at the next start.
+//! Both are in the root of each writable branch under reserved names, mode 0700, or in a separate directory
+//! next to the branch (overlayfs' `workdir`), so that the branch has users' files only. Files that a crash
+//! leaves in the work directory are useless: it is emptied when the branch is opened. *On demand*
+//! ([`crate::UnionOptions::work_on_demand`]) both are created when they are first needed; the work directory is
+//! removed after its last user and its last file, the index at the next start.
 //!
-//! Invariant: the lock of a work directory on demand is held while the directory is made and removed, and taken
-//! under every other lock of the union.
+//! Invariant: the lock of a work directory on demand is held while the directory is created and removed, and is
+//! the last in the lock order of the union.
 
 use crate::{OWN, listing};
 use nacre_vfs::{Errno, Layer, Name, Node, Result, SetAttr, SetTime};
@@ -21,20 +21,19 @@ use std::{
 
 const WORK: &[u8] = b".wh..wh.work";
 pub(crate) const LINKS: &[u8] = b".wh..wh.links";
-/// Their names in a directory of their own; the kernel's overlay file system calls the first one
-/// that, too.
+/// Their names in a separate directory; the first one is also that of the kernel's overlay file system.
 const WORK_APART: &[u8] = b"work";
 const LINKS_APART: &[u8] = b"links";
-/// What begins temporary names outside the work directory.
+/// Prefix of temporary names outside the work directory.
 const HIDDEN: &str = ".wh..wh.tmp.";
 const MODE: u32 = 0o700;
 
-/// Where the directories of a branch are.
+/// The directory that has the union's own directories of a branch.
 #[derive(Clone, Copy)]
 pub(crate) enum WorkHome<'a> {
-    /// In the branch's top directory.
+    /// The branch's root directory.
     Top(&'a Node),
-    /// In a directory of their own on the same layer.
+    /// A separate directory on the same layer.
     Apart(&'a Node),
 }
 
@@ -53,30 +52,30 @@ impl<'a> WorkHome<'a> {
     }
 }
 
-/// A name that nobody else uses.
+/// A unique temporary name.
 pub(crate) struct Temporary(Vec<u8>);
 
 impl Temporary {
-    /// As a name.
+    /// Returns the name.
     ///
     /// # Errors
-    /// Never: it is made of letters.
+    /// Never: it consists of letters.
     pub(crate) fn name(&self) -> Result<Name<'_>> {
         Name::new(&self.0)
     }
 }
 
-/// Whether a name is a temporary one of an earlier run: each, where there is no present one.
+/// Whether a temporary name is of an earlier run: every one without a present work directory.
 pub(crate) fn is_left_over(present: Option<&Work>, name: &[u8]) -> bool {
     let number = name.strip_prefix(HIDDEN.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
     let number = number.and_then(|digits| u64::from_str_radix(digits, 16).ok());
     number.is_some_and(|number| present.is_none_or(|work| number < work.start))
 }
 
-/// A work directory on demand.
+/// The state of a work directory on demand.
 #[derive(Default)]
 struct OnDemand {
-    /// It is there.
+    /// The directory, if it exists.
     directory: Option<Node>,
     users: usize,
 }
@@ -86,7 +85,7 @@ enum WorkPlace {
     OnDemand(Mutex<OnDemand>),
 }
 
-/// The work directory while somebody uses it.
+/// A reference to the work directory; it exists as long as this lives.
 pub(crate) struct WorkDirectory<'a> {
     layer: &'a dyn Layer,
     home: WorkHome<'a>,
@@ -112,27 +111,27 @@ impl Drop for WorkDirectory<'_> {
         }
         match remove_if_empty(self.layer, self.home, self.home.name(WORK, WORK_APART)) {
             Ok(true) => state.directory = None,
-            // Something is being built in it.
+            // Another operation is building a file in it.
             Ok(false) => {}
             Err(error) => tracing::debug!(?error, "an empty work directory stays until it is used again"),
         }
     }
 }
 
-/// The directories of one branch.
+/// The work directory of one branch.
 pub(crate) struct Work {
     place: WorkPlace,
-    /// Numbers below this were given by earlier runs.
+    /// Lower numbers were used by earlier runs.
     start: u64,
     next: AtomicU64,
 }
 
 impl Work {
-    /// Empties the work directory; makes it, unless it is to be made `on_demand`: then it is removed.
+    /// Empties the work directory and creates it if missing; with `on_demand` it is removed instead.
     ///
     /// # Errors
-    /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what
-    /// the storage says.
+    /// EROFS where the branch cannot be written, EEXIST where another file has the name, and errors of the
+    /// storage.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
     pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool) -> Result<Work> {
         let place = if on_demand {
@@ -141,8 +140,8 @@ impl Work {
         } else {
             WorkPlace::Kept(RwLock::new(made_and_emptied(layer, home)?))
         };
-        // Temporary names are also given outside the work directory, where those of an earlier run
-        // may still be.
+        // Temporary names are also used outside the work directory, where names of an earlier run may still
+        // exist.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let start = u64::try_from(start).unwrap_or_default();
         Ok(Work { place, start, next: AtomicU64::new(start) })
@@ -167,7 +166,7 @@ impl Work {
     /// The work directory for as long as it is needed.
     ///
     /// # Errors
-    /// What the storage says where it has to be made.
+    /// Errors of the storage in creating it.
     pub(crate) fn directory<'a>(&'a self, layer: &'a dyn Layer, home: WorkHome<'a>) -> Result<WorkDirectory<'a>> {
         let node = match &self.place {
             WorkPlace::Kept(node) => node.read().clone(),
@@ -188,17 +187,17 @@ impl Work {
         Ok(WorkDirectory { layer, home, work: self, node })
     }
 
-    /// The hard-link index of a branch, if there is one. An empty one is removed where it is made on demand.
+    /// The hard-link index of a branch, if there is one. An empty one is removed if it is created on demand.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Errors of the storage.
     pub(crate) fn hardlink_index(layer: &dyn Layer, home: WorkHome<'_>, removes_empty: bool) -> Result<Option<Node>> {
         let name = home.name(LINKS, LINKS_APART);
         let found = find(layer, home.directory(), name)?;
         if found.is_some() && removes_empty && remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(found) }
     }
 
-    /// The hard-link index of a branch, made where it is missing.
+    /// The hard-link index of a branch, created if missing.
     ///
     /// # Errors
     /// As [`Work::open`].
@@ -207,12 +206,12 @@ impl Work {
         unnoticed(layer, home.directory(), || make(layer, home.directory(), name))
     }
 
-    /// A free name in the work directory.
+    /// Returns a free name in the work directory.
     pub(crate) fn temporary(&self) -> Temporary {
         Temporary(format!("{:x}", self.next.fetch_add(1, Ordering::Relaxed)).into_bytes())
     }
 
-    /// A name in any directory of the branch that is not shown to users.
+    /// Returns a hidden name for any directory of the branch.
     pub(crate) fn hidden_temporary(&self) -> Temporary {
         Temporary(format!("{HIDDEN}{:x}", self.next.fetch_add(1, Ordering::Relaxed)).into_bytes())
     }
@@ -245,7 +244,7 @@ fn make(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Node> {
     if found.attr.kind == nacre_vfs::Kind::Directory { Ok(found.node) } else { Err(Errno::EEXIST) }
 }
 
-/// A directory of the union's own, if it is there.
+/// Looks up one of the union's own directories; `None` where it is missing.
 fn find(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Option<Node>> {
     match layer.lookup(&OWN, root, Name::new(name)?) {
         Ok(found) => Ok((found.attr.kind == nacre_vfs::Kind::Directory).then_some(found.node)),
@@ -254,7 +253,7 @@ fn find(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Option<Node>> {
     }
 }
 
-/// Removes a directory of the union's own unless something is in it; answers whether it is gone.
+/// Removes one of the union's own directories if it is empty; returns whether it is gone.
 fn remove_if_empty(layer: &dyn Layer, home: WorkHome<'_>, name: &[u8]) -> Result<bool> {
     let name = Name::new(name)?;
     match unnoticed(layer, home.directory(), || layer.rmdir(&OWN, home.directory(), name)) {
@@ -264,7 +263,7 @@ fn remove_if_empty(layer: &dyn Layer, home: WorkHome<'_>, name: &[u8]) -> Result
     }
 }
 
-/// Makes a change in a directory that users see, and puts the directory's times back.
+/// Makes a change in a directory that users see, and restores the directory's times.
 fn unnoticed<T>(layer: &dyn Layer, directory: &Node, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = layer.getattr(&OWN, directory, None);
     let done = act()?;

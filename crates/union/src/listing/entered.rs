@@ -6,7 +6,6 @@
 //!   order;
 //! * no branch is asked while the lock around this is held;
 //! * names that were entered and will not be shown can be taken back without a trace.
-//!   met.
 
 use super::{
     batch::{Batch, Verdicts},
@@ -95,7 +94,7 @@ impl Entered {
         verdicts
     }
 
-    /// Takes back what the names of a batch hide that were entered and have not been handed out.
+    /// Undoes the entries of a batch's names that have not been handed out.
     pub(super) fn take_back(&mut self, index: usize, batch: &Batch) {
         let Some(first) = batch.entered_from().map(|first| first.max(batch.handed_out())) else { return };
         let (Some(end), Some(begins)) = (batch.end(), batch.position_of(first)) else { return };
@@ -129,7 +128,7 @@ pub(super) fn enter(entered: &Mutex<Entered>, origin: &Origin<'_>, name: Name<'_
     Ok(entered.lock().enter(origin.index, &hides))
 }
 
-/// Finds out which names of a batch are to be seen, and enters what they hide.
+/// Decides which names of a batch are visible, and enters the names that they hide.
 ///
 /// # Errors
 /// Errors of the branch in reading a long whiteout; nothing is entered then.

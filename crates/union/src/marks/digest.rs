@@ -1,5 +1,5 @@
-//! SHA-256 (FIPS 180-4), for names of marks that must be found again by anybody and not be made to
-//! collide by anybody.
+//! SHA-256 (FIPS 180-4), for the names of long whiteouts, which have to be the same for every union and must not
+//! collide even on purpose.
 //!
 //! Used for names over 251 bytes only, so it is written for clarity.
 

@@ -1,5 +1,5 @@
-//! How much files are used: opens, each of which counts half after a day. Kept in memory, bounded,
-//! and forgotten with the mount.
+//! Usage counts of files: opens, each of which counts half after a day. Kept in memory, bounded, and lost at
+//! the unmount.
 
 use hashbrown::HashMap;
 use nacre_vfs::FileId;
@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-/// After how long an open counts half, seconds.
+/// Half-life of an open, seconds.
 const HALF: f64 = 86_400.0;
-/// The most files that are counted; the coldest half is forgotten when there are more.
+/// Maximal number of counted files; above it the coldest half is dropped.
 const MOST: usize = 65_536;
 
 struct FileHeat {
@@ -26,7 +26,7 @@ impl FileHeat {
     }
 }
 
-/// The counts.
+/// The usage counts of all files.
 #[derive(Default)]
 pub(crate) struct Heat {
     is_on: AtomicBool,
@@ -39,7 +39,7 @@ impl Heat {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Counts from now on, or no more.
+    /// Starts or stops counting.
     pub(crate) fn set(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
         if !is_on {
@@ -47,7 +47,7 @@ impl Heat {
         }
     }
 
-    /// A file has been opened.
+    /// Counts an open of a file.
     pub(crate) fn opened(&self, id: FileId, now: Duration, path: impl FnOnce() -> Option<Vec<u8>>) {
         let mut records = self.records.lock();
         if let Some(record) = records.get_mut(&id) {
@@ -60,7 +60,7 @@ impl Heat {
             let (_, median, _) = heats.select_nth_unstable_by(MOST / 2, f64::total_cmp);
             let median = *median;
             let mut spare = MOST / 2;
-            // Of equal ones as many as needed go.
+            // Of equal ones as many as necessary are dropped.
             records.retain(|_, record| {
                 let goes = spare > 0 && record.now(now) <= median;
                 spare -= usize::from(goes);
@@ -70,12 +70,12 @@ impl Heat {
         records.insert(id, FileHeat { heat: 1.0, at: now, path: path.into() });
     }
 
-    /// How much a file is used.
+    /// The usage count of a file.
     pub(crate) fn of(&self, id: FileId, now: Duration) -> f64 {
         self.records.lock().get(&id).map_or(0.0, |record| record.now(now))
     }
 
-    /// Files with at least so much, with the paths that they had when they were first opened.
+    /// Files with at least this count, with their paths at the first open.
     pub(crate) fn above(&self, least: f64, now: Duration) -> Vec<(FileId, f64, Vec<u8>)> {
         let records = self.records.lock();
         let hot =

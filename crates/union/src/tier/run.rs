@@ -1,10 +1,9 @@
-//! Tiering at work: finds the figures that decisions need, and moves files, while the union is in
-//! use.
+//! Tiering at work: collects the figures for decisions, and moves files, while the union is in use.
 //!
-//! Started with the first union that has two tiers ([`start`]); commands call
-//! [`Control::tier_run`]. One run at a time. Files are looked for by walking the union's own
-//! directories that are on the tier; at most [`MOST`] are remembered, the ones unused for longest.
-//! The thread holds the union only while it works, and ends with it.
+//! Started with the first union that has two tiers ([`start`]); commands call [`Control::tier_run`]. One run at
+//! a time. Files are found by walking the union's directories that are on the tier; at most [`MOST`] are
+//! remembered, the ones unused for longest. The thread holds a reference to the union only while it works, and
+//! ends with it.
 
 use super::{Candidate, Step, TierRules, TierView, Why, heat::Heat, plan};
 use crate::{
@@ -24,20 +23,20 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// The most files that one run decides on.
+/// Maximal number of files in one run.
 const MOST: usize = 100_000;
 
-/// What tiering keeps.
+/// The state of tiering.
 pub(crate) struct Tiering {
     rules: Mutex<TierRules>,
     pub(crate) heat: Heat,
-    /// Held by the one who moves.
+    /// Held during a run.
     running: Mutex<()>,
     figures: Mutex<Figures>,
     wake: Arc<Wake>,
 }
 
-/// What ends the pause of the thread before its time: new rules, or the end of the union.
+/// Ends the pause of the thread early: new rules, or the end of the union.
 #[derive(Default)]
 struct Wake {
     is_due: Mutex<bool>,
@@ -86,7 +85,7 @@ impl Drop for Tiering {
     }
 }
 
-/// One tier now.
+/// The present figures of one tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierFigures {
     /// The branch's slot.
@@ -95,66 +94,66 @@ pub struct TierFigures {
     pub name: PathBuf,
     /// Bytes used.
     pub used: u64,
-    /// All bytes.
+    /// Total bytes.
     pub total: u64,
 }
 
-/// Tiering now.
+/// The present state of tiering.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TierStatus {
-    /// What is to be where.
+    /// The rules of tiering.
     pub rules: TierRules,
-    /// The tiers, the fastest first; with less than two nothing is done.
+    /// The tiers, the fastest first; with fewer than two nothing is done.
     pub tiers: Vec<TierFigures>,
-    /// Files are being moved at this moment.
+    /// Whether files are being moved at this moment.
     pub busy: bool,
     /// Files moved up since the mount.
     pub moved_up: u64,
     /// Files moved down.
     pub moved_down: u64,
-    /// Their bytes.
+    /// Bytes moved.
     pub bytes: u64,
-    /// When files were last looked at.
+    /// Time of the last scan.
     pub last_run: Option<SystemTime>,
 }
 
-/// A file that a run moves, or would move.
+/// A move of a run, planned or done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedMove {
-    /// Names divided by slashes.
+    /// Path, names divided by slashes.
     pub path: Vec<u8>,
-    /// From which branch.
+    /// The branch that the file leaves.
     pub from: PathBuf,
-    /// To which branch.
+    /// The branch that the file is moved to.
     pub to: PathBuf,
     /// Bytes.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// What a run has come to.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierReport {
-    /// What was decided.
+    /// The planned moves.
     pub planned: Vec<PlannedMove>,
     /// Files moved.
     pub moved: u64,
-    /// Their bytes.
+    /// Bytes moved.
     pub bytes: u64,
-    /// What stays although it should go, the first 1,000, with the reason.
+    /// The first 1,000 files that should move but stay, with the reasons.
     pub left: Vec<Left>,
-    /// It was stopped before it was done.
+    /// Whether the run was stopped before its end.
     pub stopped: bool,
 }
 
-/// Now, as files are stamped.
+/// The present time, in the clock of file timestamps.
 #[expect(clippy::disallowed_methods, reason = "the age of files, whose times are those of the system")]
 pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Starts the thread, once there is something for it to do.
+/// Starts the thread, once there are two tiers.
 pub(crate) fn start(shared: &Arc<UnionShared>) {
     let tiering = &shared.tiering;
     tiering.heat.set(shared.tiers().len() > 1 && tiering.rules.lock().heat.is_some());
@@ -174,7 +173,7 @@ pub(crate) fn start(shared: &Arc<UnionShared>) {
 
 fn work(shared: &Weak<UnionShared>, wake: &Wake) {
     loop {
-        // First the pause: a union that has just been mounted has better things to do.
+        // First the pause: a union that has just been mounted should serve requests first.
         let Some(every) = shared.upgrade().map(|union| union.tiering.rules.lock().every) else { return };
         wake.pause(every);
         let Some(union) = shared.upgrade() else { return };
@@ -193,12 +192,12 @@ fn work(shared: &Weak<UnionShared>, wake: &Wake) {
 }
 
 impl Control {
-    /// What is to be where.
+    /// Returns the rules of tiering.
     pub fn tier_rules(&self) -> TierRules {
         self.shared.tiering.rules.lock().clone()
     }
 
-    /// Changes what is to be where; it is obeyed from the next look on, which comes soon.
+    /// Changes the rules of tiering; the next check, which comes soon, uses them.
     ///
     /// # Errors
     /// Rules that contradict each other.
@@ -210,7 +209,7 @@ impl Control {
         Ok(())
     }
 
-    /// Tiering now.
+    /// Returns the present state of tiering.
     pub fn tier_status(&self) -> TierStatus {
         let tiering = &self.shared.tiering;
         let figures = tiering.figures.lock().clone();
@@ -230,16 +229,16 @@ impl Control {
         }
     }
 
-    /// Looks at all files now and moves what has to go; with `dry`, only says what. `progress` is
-    /// called before each piece with its bytes and answers whether to go on.
+    /// Scans all files now and moves those that have to move; with `dry`, only reports the moves. `progress` is
+    /// called before each piece with its size in bytes and returns whether to continue.
     ///
     /// # Errors
-    /// EINVAL where there are less than two tiers; what the branches say.
+    /// EINVAL where there are fewer than two tiers; errors of the branches.
     pub fn tier_run(&self, dry: bool, progress: &mut dyn FnMut(u64) -> bool) -> Result<TierReport> {
         self.tier_run_at(now(), dry, progress)
     }
 
-    /// Does what [`Control::tier_run`] does, as if it were another time.
+    /// As [`Control::tier_run`], with a given time.
     ///
     /// # Errors
     /// As [`Control::tier_run`].
@@ -252,7 +251,7 @@ impl Control {
         self.balance(&rules, now, true, dry, progress)
     }
 
-    /// What the thread does from time to time.
+    /// A periodic run of the thread.
     fn tier_tick(&self, now: Duration, progress: &mut dyn FnMut(u64) -> bool) -> TierReport {
         let (shared, rules) = (&self.shared, self.tier_rules());
         let Some(_one) = shared.tiering.running.try_lock() else { return TierReport::default() };
@@ -276,7 +275,7 @@ impl Control {
         })
     }
 
-    /// One run. Without `scan`, only files that are used much are looked at.
+    /// Performs one run. Without `scan`, only often used files are considered.
     #[expect(clippy::disallowed_methods, reason = "for people who ask when it ran last")]
     fn balance(
         &self,
@@ -292,7 +291,7 @@ impl Control {
         let mut files = Vec::new();
         if scan {
             for tier in 0..tiers.len() {
-                // What is on the last tier only goes up, for which patterns have to say so.
+                // Files on the last tier only move up, for which there has to be a pattern.
                 if tier + 1 < tiers.len() || !rules.hot.is_empty() {
                     shared.candidates(&tiers, tier, now, &mut files)?;
                 }
@@ -323,12 +322,12 @@ impl Control {
         Ok(report)
     }
 
-    /// Adds files that are used much and are not among the candidates.
+    /// Adds often used files that are not among the candidates.
     fn add_hot(&self, rules: &TierRules, tiers: &[Arc<Branch>], now: Duration, files: &mut Vec<Candidate>) {
         let Some(least) = rules.heat else { return };
         for (id, _, path) in self.shared.tiering.heat.above(f64::from(least), now) {
             let _branches = self.shared.gate.read();
-            // Under its present name, or the one it had when it was first opened.
+            // By its present path, or the one at its first open.
             let known = self.shared.nodes.by_id(id).and_then(|node| node.path());
             let path = known.unwrap_or(path);
             let Ok(node) = self.find(&path) else { continue };
@@ -372,7 +371,7 @@ impl Control {
         }
     }
 
-    /// Moves one file, as often as somebody who changes the branches gets in between.
+    /// Moves one file; retries whenever a change of the branches interrupts it.
     fn carry(
         &self,
         file: &Candidate,
@@ -403,7 +402,7 @@ impl Control {
     }
 }
 
-/// Keeps copying below a number of bytes per second.
+/// Limits copying to a number of bytes per second.
 struct Rate {
     rate: Option<u64>,
     start: Instant,
@@ -411,8 +410,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// Waits until these bytes may be copied; false where somebody wants to change the branches
-    /// meanwhile.
+    /// Waits until these bytes may be copied; false if a change of the branches is waiting.
     fn wait(&mut self, bytes: u64, shared: &UnionShared) -> bool {
         let Some(rate) = self.rate else { return true };
         let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);
@@ -431,26 +429,25 @@ impl UnionShared {
         Control::from(Arc::clone(self))
     }
 
-    /// The branches between which files go, the fastest first.
+    /// The tiers, the fastest first.
     pub(crate) fn tiers(&self) -> Vec<Arc<Branch>> {
         self.branches().iter().filter(|branch| branch.creates() && branch.mode().tier).map(Arc::clone).collect()
     }
 
     fn tier_view(&self, branch: &Branch) -> Result<TierView> {
         let space = crate::policy::Space::from(&branch.layer.statfs(&OWN, &branch.root)?);
-        // What ordinary users cannot have is no room.
+        // Space reserved for root does not count.
         Ok(TierView { used: space.used, total: space.used.saturating_add(space.free) })
     }
 
-    /// A file has been opened.
+    /// Counts an open of a file.
     pub(crate) fn note_open(&self, node: &UnionNode) {
         if self.tiering.heat.is_on() {
             self.tiering.heat.opened(node.id, now(), || node.path());
         }
     }
 
-    /// What decisions need to know of a file, and how many names it has; `None` where it cannot go
-    /// anywhere.
+    /// The figures of a file, and its number of names; `None` for a file that cannot be moved.
     fn candidate(
         &self,
         node: &Arc<UnionNode>,
@@ -505,7 +502,7 @@ impl UnionShared {
                 }
             }
             if files.len() - start > 2 * MOST {
-                // The ones that were used last go last.
+                // The most recently used ones are dropped.
                 if let Some(those) = files.get_mut(start..) {
                     those.sort_by_key(|file| file.last_used);
                 }
@@ -515,7 +512,7 @@ impl UnionShared {
         Ok(())
     }
 
-    /// The names of a directory that may be on a branch; none where it is gone.
+    /// The names of a directory that may be on a branch; none if it is gone.
     fn names_under(self: &Arc<UnionShared>, path: &[u8], branch: &Branch) -> Vec<Vec<u8>> {
         let _branches = self.gate.read();
         let found = self.control().find(path);
