@@ -1,5 +1,4 @@
-//! The smallest mirror: shows a directory at a second place until it is unmounted, then prints what
-//! was asked for.
+//! The smallest mirror: mounts a directory at a second path until it is unmounted, then prints the requests.
 //!
 //! `cargo run --release -p nacre-fuse --example mirror -- SOURCE MOUNTPOINT
 //! [exclusive|watch|revalidate] [WORD...]`, where a word is `device`, `uring`, `served` (no
@@ -18,8 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut host = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source) };
     let mut options = FuseOptions::new(mountpoint);
-    // fusermount3 lets ordinary users open their mounts to others only where /etc/fuse.conf says
-    // so.
+    // fusermount3 allows ordinary users to open their mounts to other users only if /etc/fuse.conf permits it.
     options.allow_other = rustix::process::geteuid().is_root();
     options.worker_setup = Some(Arc::new(|| {
         if let Err(error) = prepare_worker() {

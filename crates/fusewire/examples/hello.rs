@@ -14,7 +14,7 @@ use fusewire::{
 const FILE: u64 = 2;
 const NAME: &[u8] = b"hello.txt";
 const TEXT: &[u8] = b"Hello, world!\n";
-/// How long the kernel may keep what it was told, seconds. Nothing ever changes here.
+/// How long the kernel may cache answers, seconds. Nothing ever changes here.
 const VALID: u64 = 3600;
 
 struct Hello;
@@ -30,7 +30,7 @@ fn attr(nodeid: u64) -> Result<Attr, Errno> {
 
 impl Handler for Hello {
     fn init(&self, _: &Offer) -> Settings {
-        // Settings::default() promises to answer READDIRPLUS; READDIR will do here.
+        // Settings::default() negotiates READDIRPLUS; READDIR is enough here.
         let default = Settings::default();
         Settings { flags: default.flags & !(init::DO_READDIRPLUS | init::READDIRPLUS_AUTO), ..default }
     }

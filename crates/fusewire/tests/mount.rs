@@ -1,4 +1,4 @@
-//! Real mounts over both transports. Needs root and /dev/fuse; says so and passes otherwise.
+//! Real mounts over both transports. Needs root and /dev/fuse; prints that and passes otherwise.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -80,8 +80,8 @@ fn handlers_that_wait_do_not_stall_others() {
         }
         File::create(mount.path("free")).unwrap();
         std::thread::scope(|scope| {
-            // All on one CPU, so over io_uring all in one queue; one after the other, each held up
-            // before the next comes.
+            // All on one CPU, so over io_uring all in one queue; one after the other, each waiting before the
+            // next comes.
             for i in 0..12 {
                 let path = mount.path(&format!("gated{i}"));
                 scope.spawn(move || {
@@ -109,7 +109,7 @@ fn handlers_that_wait_do_not_stall_others() {
     }
 }
 
-/// Asks until one thread has answered nearly all of a thousand requests in a row: it reads alone.
+/// Sends requests until one thread has answered nearly all of a thousand in a row: it reads alone.
 fn ask_until_one_thread_reads(mount: &Mount, name: &str) {
     loop {
         mount.fs.handled.lock().unwrap().clear();
@@ -134,23 +134,23 @@ fn a_thread_that_reads_alone_holds_nobody_up() {
     }
     let mut file = File::options().read(true).write(true).open(mount.path("free")).unwrap();
     std::thread::scope(|scope| {
-        // It waits, and says so ...
+        // It waits, inside `blocking` ...
         for waiting in 1..=4 {
             ask_until_one_thread_reads(&mount, "free");
             scope.spawn(|| lock(&File::options().write(true).open(mount.path("locked")).unwrap()).unwrap());
             mount.fs.await_waiting(waiting);
         }
-        // ... or does not.
+        // ... or outside of it.
         for waiting in 5..=8 {
             ask_until_one_thread_reads(&mount, "free");
             let path = mount.path(&format!("gated{}", waiting - 5));
             scope.spawn(move || getattr(&path).unwrap());
             mount.fs.await_waiting(waiting);
         }
-        // It asks its own mount.
+        // It sends a request to its own mount.
         ask_until_one_thread_reads(&mount, "free");
         assert_eq!(std::fs::metadata(mount.path("self")).unwrap_err().raw_os_error(), Some(libc::EDEADLK));
-        // Several ask at once, and data is moved.
+        // Several send requests at once, and data is moved.
         ask_until_one_thread_reads(&mount, "free");
         let crowd = (0..4).map(|_| scope.spawn(|| (0..1000).for_each(|_| _ = mount.getattr("free").unwrap())));
         crowd.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
@@ -164,7 +164,7 @@ fn a_thread_that_reads_alone_holds_nobody_up() {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    // The end finds it as well.
+    // The end of the session has to find it as well.
     ask_until_one_thread_reads(&mount, "free");
     drop(file);
     mount.session.unmount(true).unwrap();
@@ -172,8 +172,7 @@ fn a_thread_that_reads_alone_holds_nobody_up() {
     assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
 }
 
-/// While a process becomes another program it closes files, and whoever reads about it in `/proc`
-/// waits for the end of that.
+/// During execve(2) a process closes files, and readers of its `/proc` entries wait for the end of that.
 #[test]
 fn a_caller_that_becomes_another_program_holds_nobody_up() {
     let _alone = alone();
@@ -219,8 +218,7 @@ fn a_burst_of_waiting_requests_finds_threads() {
                     getattr(&path).unwrap();
                 });
             }
-            // They come while threads are still being made, and nobody else asks anything that
-            // could help them on.
+            // They come while threads are still being created, and no other request could help them on.
             mount.fs.await_waiting(12);
             mount.fs.open_gate();
         });
@@ -245,12 +243,12 @@ fn many_users_may_wait_for_locks() {
             for _ in 0..60 {
                 getattr(&mount.path("file")).unwrap();
                 rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
-                // Each write releases one or more of them; go on when one got it.
+                // Each write wakes one or more of them; continue when one got it.
                 let mut events = [rustix::event::PollFd::new(&mount.fs.unlock, rustix::event::PollFlags::OUT)];
                 rustix::event::poll(&mut events, None).unwrap();
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // A reader takes the whole count, so some may be left.
+            // A reader takes the whole count, so some may still wait.
             while mount.session.in_flight() > 0 {
                 rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
                 std::thread::sleep(Duration::from_millis(1));
@@ -276,8 +274,8 @@ fn a_crowd_that_starts_to_wait_at_once_is_served() {
                         pin();
                         let file = File::options().write(true).open(path).unwrap();
                         start.wait();
-                        // While another thread is being made for one of them, the next starts to
-                        // wait: that is no reason to refuse it.
+                        // While another thread is being created for one of them, the next starts to wait: that
+                        // is no reason to refuse it.
                         lock(&file).unwrap();
                     });
                 }
@@ -291,7 +289,7 @@ fn a_crowd_that_starts_to_wait_at_once_is_served() {
     }
 }
 
-/// Makes so many requests be held up in their handlers, outside of `blocking`; their results.
+/// Makes that many requests wait in their handlers, outside of `blocking`; returns their results.
 fn hold_up<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
     mount: &'scope Mount,
@@ -332,7 +330,7 @@ fn requests_that_take_long_hold_nobody_up() {
             mount.fs.open_gate();
             held.into_iter().for_each(|held| held.join().unwrap().unwrap());
         });
-        // On the device, what is too many then ends.
+        // On the device, surplus threads then end.
         while mount.session.transport() == Transport::Device && mount.session.threads() > 40 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -343,7 +341,7 @@ fn requests_that_take_long_hold_nobody_up() {
 #[test]
 fn one_user_does_not_take_all_threads_by_requests_that_take_long() {
     let _alone = alone();
-    // Above what one user may have, and one round of threads that were taken before that was seen.
+    // Above the limit of one user, and one round of threads that were created before the limit was noticed.
     const MANY: u64 = 700;
     let mount = mount_with_gated_files(TransportChoice::Device, MANY);
     let root = File::open(mount.dir.path()).unwrap();
@@ -406,10 +404,10 @@ fn ask_as_other_user(root: &File) {
     });
 }
 
-/// Held by every test: one at a time. Some start programs, and a child has a copy of all
-/// descriptors of this process until it becomes another program. Meanwhile a mount in which another
-/// test has just closed a file is busy, a program that has just been copied cannot be run, and
-/// closing a file asks a session that may have ended, which the copy of its device makes wait.
+/// Held by every test: one at a time. Some start programs, and a child has a copy of all descriptors of this
+/// process until its execve(2). Meanwhile a mount in which another test has just closed a file is busy, a
+/// program that has just been copied cannot be run, and closing a file sends a request to a session that may
+/// have ended, which waits because of the copy of its device.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -500,7 +498,7 @@ fn somebody_else_may_unmount() {
         assert!(Command::new("umount").arg(mount.dir.path()).status().unwrap().success());
         mount.session.wait();
         mount.session.unmount(false).unwrap();
-        // Something else at the same place is left alone.
+        // Another mount at the same mount point stays.
         let second = Mount::new(transport);
         let cover = fusewire::mount(second.dir.path(), &MountOptions::default()).unwrap();
         assert_eq!(second.session.unmount(false).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
@@ -545,7 +543,7 @@ fn an_abort_behind_a_lazy_unmount_frees_everybody_while_a_handler_waits() {
         mount.fs.await_waiting(1);
         mount.session.unmount(true).unwrap();
         mount.session.abort();
-        // The handler waits for the gate still, as one that waits for another request would.
+        // The handler still waits for the gate, as one that waits for another request would.
         let answered = told.recv_timeout(Duration::from_secs(60));
         let ended = matches!(answered, Ok(Err(_))).then(|| (&other).write(b"x"));
         mount.fs.open_gate();
@@ -583,7 +581,7 @@ fn dropping_a_session_in_use_ends_it() {
         drop(session);
         assert_eq!(fs.destroyed.load(SeqCst), 1);
         assert!(getattr(dir.path()).is_ok(), "the directory below is there again");
-        // The connection is closed although a notifier and an open file are left.
+        // The connection is closed although a notifier and an open file remain.
         while (&file).write(b"x").is_ok() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -712,7 +710,7 @@ fn a_moment_is_reached_when_the_requests_are_answered() {
             moment.wait();
         });
         mount.session.quiescent_after().wait();
-        // A lock that is waited for holds nothing up.
+        // Waiting for a lock blocks no other request.
         let file = File::create(mount.path("file")).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| lock(&file).unwrap());
@@ -851,8 +849,7 @@ fn an_ordinary_user_can_mount() {
     use std::os::unix::fs::{PermissionsExt, chown};
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
-    // Some starters of daemons ignore SIGCHLD, which is inherited: then no exit status is to be
-    // had.
+    // Some starters of daemons ignore SIGCHLD, which is inherited: then there is no exit status.
     let starts = ["--default-signal=CHLD", "--ignore-signal=CHLD"];
     for (transport, start) in transports().into_iter().flat_map(|transport| starts.map(|start| (transport, start))) {
         let dir = tempfile::tempdir().unwrap();
@@ -871,7 +868,7 @@ fn an_ordinary_user_can_mount() {
         command.arg(start).arg(&program).arg("mnt").arg(word);
         let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
         let text = loop {
-            // Root may not look into the mount of somebody else.
+            // Root may not access the mount of another user.
             let output = as_nobody("cat".as_ref()).arg("mnt/hello.txt").output().unwrap();
             if output.status.success() || child.try_wait().unwrap().is_some() {
                 break output.stdout;

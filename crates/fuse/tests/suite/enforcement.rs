@@ -1,5 +1,5 @@
-//! Rules that the kernel enforces in front of the door, and what is handed through to the files
-//! below: ACLs, locks, ioctls, stacking.
+//! Rules that the kernel enforces before the FUSE front end, and calls that are passed to the files below:
+//! ACLs, locks, ioctls, stacking.
 
 use crate::fixture::{Mirror, counts, eventually, mounted, on_each_transport};
 use nacre_layers::host::{Host, HostOptions};
@@ -63,8 +63,8 @@ fn acls_of_the_source_decide() {
     });
 }
 
-/// The kernel forgets for its first inode of a mount, and only for that one, that there is no ACL;
-/// so that one is not the root that is shown.
+/// The kernel fails to cache the absence of an ACL for its first inode of a mount, and only for that one; so
+/// that inode is not the visible root.
 #[test]
 fn a_path_costs_users_nothing_either() {
     on_each_transport(|transport| {
@@ -86,7 +86,7 @@ fn a_file_that_others_made_meanwhile_is_not_handed_out_as_a_new_one() {
         let mirror = Mirror::exclusive(transport, |_| ());
         open_to_all(&mirror);
         for command in [">>", ">"] {
-            // The kernel learns that the name is free, and is not told otherwise.
+            // The kernel caches the name as free, and is not notified otherwise.
             assert!(fs::metadata(mirror.path("private")).is_err());
             fs::write(mirror.below("private"), "secret").unwrap();
             fs::set_permissions(mirror.below("private"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -97,7 +97,7 @@ fn a_file_that_others_made_meanwhile_is_not_handed_out_as_a_new_one() {
             assert_eq!(fs::read(mirror.below("private")).unwrap(), b"secret", "{command}");
             fs::remove_file(mirror.path("private")).unwrap();
         }
-        // Whoever may open it, does.
+        // A user with permission opens it.
         assert!(fs::metadata(mirror.path("shared")).is_err());
         fs::write(mirror.below("shared"), "a").unwrap();
         OpenOptions::new().create(true).append(true).open(mirror.path("shared")).unwrap().write_all(b"b").unwrap();
@@ -120,12 +120,12 @@ fn forwarded_locks_hold_against_processes_outside() {
         assert!(!free(true) && !free(false), "held inside");
         rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
         assert!(free(true), "released");
-        // What took it meanwhile was inside, and its last close is told a moment later.
+        // The processes that locked it meanwhile were inside, and their last close arrives a moment later.
         eventually("released outside", || free(false));
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         drop(file);
         eventually("closing releases", || free(false));
-        // One that waits gets it when it is free; meanwhile others are served.
+        // A waiting process gets the lock when it is free; meanwhile other requests are served.
         let outside = File::open(mirror.below("f")).unwrap();
         rustix::fs::flock(&outside, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let waiters: Vec<_> =
@@ -138,7 +138,7 @@ fn forwarded_locks_hold_against_processes_outside() {
         for mut waiter in waiters {
             assert!(waiter.wait().unwrap().success());
         }
-        // One that is killed while it waits goes.
+        // A waiting process that is killed ends.
         let outside = File::open(mirror.below("f")).unwrap();
         rustix::fs::flock(&outside, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let mut waiter = Command::new("flock").arg(mirror.path("f")).arg("true").spawn().unwrap();
@@ -182,7 +182,7 @@ fn file_flags_are_those_of_the_source() {
         fs::create_dir(below("d")).unwrap();
         let options = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source.path()) };
         let (mount, place) = mounted(Arc::new(Host::open(options).unwrap()), transport, |_| {});
-        // Declared after the place: gone before it.
+        // Declared after the directory: dropped before it.
         let _mount = mount;
         let path = |name: &str| place.path().join(name);
         let flags = |path: &Path| {
@@ -199,7 +199,7 @@ fn file_flags_are_those_of_the_source() {
             assert_eq!(flags(&path(name)), flags(&below(name)));
             ran("chattr", &["-A"], &path(name)).unwrap();
         }
-        // What is no file command is refused as natively.
+        // An ioctl that is not for files is refused as natively.
         let file = File::open(path("f")).unwrap();
         assert_eq!(rustix::termios::tcgetattr(&file).err(), Some(rustix::io::Errno::NOTTY));
     });

@@ -1,4 +1,4 @@
-//! How many requests each operation costs: the primary figure, and the same on every machine.
+//! Number of requests of each operation: the primary figure, and the same on every machine.
 
 use crate::fixture::{Mirror, counts, on_each_transport};
 use nacre_fuse::{AclChoice, PassthroughChoice, XattrChoice};
@@ -70,7 +70,7 @@ fn listing_again_does_not_make_the_kernel_forget() {
             }
         };
         list();
-        // The cached listing is dropped, the files are not.
+        // The cached listing is dropped, the cached files are not.
         File::create(mirror.path("d/new")).unwrap();
         let again = mirror.cost(list);
         assert!(again.keys().any(|name| name.starts_with("READDIR")), "{again:?}");
@@ -96,7 +96,7 @@ fn reading_a_small_file_is_an_open_and_a_release() {
         };
         for round in 0..3 {
             let mut cost = mirror.cost(read);
-            // The standard library asks for the size first; reading marks the time of access stale.
+            // The standard library requests the size first; reading invalidates the time of access.
             cost.remove("GETATTR");
             cost.remove("STATX");
             assert_eq!(cost, counts([("OPEN", 1), ("RELEASE", 1)]), "round {round}");
@@ -115,7 +115,7 @@ fn writes_do_not_reach_the_daemon() {
             return;
         }
         let file = OpenOptions::new().read(true).write(true).open(mirror.path("d/f3")).unwrap();
-        // The first write asks once whether the file has capabilities to lose.
+        // The first write checks once whether the file has capabilities to remove.
         let first = mirror.cost(|| file.write_all_at(b"first", 0).unwrap());
         assert_eq!(first, counts([("GETXATTR", 1)]));
         let cost = mirror.cost(|| (0..200).for_each(|block| file.write_all_at(&[b'y'; 4096], block * 4096).unwrap()));
@@ -126,7 +126,7 @@ fn writes_do_not_reach_the_daemon() {
     });
 }
 
-/// Its times may move by stores to a mapping, of which nobody is told.
+/// Its times may change by stores to a mapping, of which there is no notice.
 #[test]
 fn a_file_that_may_be_mapped_is_asked_for_each_time() {
     on_each_transport(|transport| {
@@ -148,12 +148,12 @@ fn a_file_that_may_be_mapped_is_asked_for_each_time() {
         assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(10), "the mapping is still there");
         drop(mapping);
         assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(1));
-        // Neither can be mapped for writing.
+        // Neither descriptor can be mapped for writing.
         let reading = open(false);
         let writing = OpenOptions::new().write(true).open(&path).unwrap();
         assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(0));
         drop((reading, writing));
-        // Opened, written to and closed, it is asked for once, like any other that was written to.
+        // Opened, written to and closed, the file costs one GETATTR, like any other that was written to.
         for _ in 0..2 {
             let mut cost = mirror.cost(|| open(true).write_all_at(b"x", 0).unwrap());
             cost.remove("GETXATTR");
@@ -166,7 +166,7 @@ fn a_file_that_may_be_mapped_is_asked_for_each_time() {
 #[test]
 fn creating_and_removing_costs_four_requests_and_the_parent() {
     on_each_transport(|transport| {
-        // With extended attributes the first write asks for capabilities: one more.
+        // With extended attributes the first write checks for capabilities: one more request.
         let mirror =
             Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.xattr = XattrChoice::Off);
         let file = mirror.path("d/new");
@@ -293,7 +293,7 @@ fn where_the_layer_judges_only_questions_of_permission_are_asked() {
         let file = mirror.path("d/f1");
         let look = || assert_eq!(fs::metadata(&file).unwrap().len(), 1024);
         look();
-        // Neither ACLs nor attributes of the directories on the way.
+        // Neither ACLs nor attributes of the directories in the path.
         assert_eq!(mirror.cost(look), counts([]));
         assert!(!mirror.mount.status().acls);
         let executable = || rustix::fs::access(&file, rustix::fs::Access::EXEC_OK).is_ok();
@@ -308,13 +308,14 @@ fn where_the_layer_judges_only_questions_of_permission_are_asked() {
             (Some(&1), None, None),
             "{again:?}"
         );
-        // Once fewer may pass, names are looked up anew, which is when the layer judges.
+        // After a restriction of a directory's mode, names are looked up again, and the layer checks the
+        // permission.
         fs::set_permissions(mirror.path("d"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         assert_eq!(mirror.cost(look).get("LOOKUP"), Some(&2));
         assert_eq!(mirror.cost(look), counts([]));
         fs::set_permissions(mirror.path("d"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        // The kernel by itself asks for a directory whose mode was changed, and for nothing else:
-        // everybody may pass.
+        // The kernel by itself looks up a directory again whose mode was changed, and nothing else: every user
+        // may search it.
         assert_eq!(mirror.cost(look).get("LOOKUP"), Some(&1));
     });
 }

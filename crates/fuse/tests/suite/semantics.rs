@@ -1,4 +1,4 @@
-//! What users see through a mount: the same as natively.
+//! The visible behaviour of a mount: the same as natively.
 
 use crate::fixture::{Mirror, eventually, mounted, on_each_transport};
 use nacre_fuse::{FuseOptions, PassthroughChoice, TransportChoice};
@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(3600);
 
 fn empty(_: &Path) {}
 
-/// With the kernel doing the I/O and with the daemon doing it.
+/// With I/O by the kernel (passthrough) and by the daemon.
 fn in_each_mode(test: impl Fn(TransportChoice, PassthroughChoice)) {
     on_each_transport(|transport| {
         for passthrough in [PassthroughChoice::Auto, PassthroughChoice::Off] {
@@ -111,7 +111,7 @@ fn two_names_of_a_file_are_one_file_at_once() {
         fs::remove_file(mirror.path("one")).unwrap();
         assert_eq!(fs::metadata(mirror.path("two")).unwrap().nlink(), 1);
         assert_eq!(fs::read(mirror.path("two")).unwrap(), b"longer");
-        // Whichever name goes, the other still leads there.
+        // Whichever name is removed, the other still leads to the file.
         for gone in ["three", "two"] {
             fs::hard_link(mirror.path("two"), mirror.path("three")).unwrap();
             fs::remove_file(mirror.path(gone)).unwrap();
@@ -320,7 +320,8 @@ fn holes_allocation_and_copies_reach_the_source() {
             target.write_all_at(&[1; 65536], 1 << 20).unwrap();
         }
         let seek = |file: &File, from| rustix::fs::seek(file, from);
-        // A file of this mount may be mapped: without a flush under the inode's lock it is data.
+        // A file of this mount may be mapped: without a flush under the inode's lock its whole content counts
+        // as data.
         let knows_holes = FuseOptions::new("/").flush_for_seek;
         for from in [SeekFrom::Hole(0), SeekFrom::Data(200_000), SeekFrom::Data(1 << 21)] {
             if knows_holes {
@@ -357,7 +358,7 @@ fn extended_attributes_come_and_go() {
         let exists = rustix::fs::setxattr(&path, "user.colour", b"other", XattrFlags::CREATE);
         assert_eq!(exists, Err(rustix::io::Errno::EXIST));
         let mut buffer = [0_u8; 64];
-        // With no buffer, the size is asked for.
+        // Without a buffer, getxattr(2) returns the size.
         let size = Command::new("getfattr").args(["--only-values", "-n", "user.colour"]).arg(&path).output();
         assert!(size.map_or(true, |output| output.stdout == b"nacre"));
         assert_eq!(rustix::fs::getxattr(&path, "user.colour", &mut buffer[..3]), Err(rustix::io::Errno::RANGE));
@@ -462,7 +463,7 @@ fn set_id_bits_end_with_a_write_or_truncation_by_an_ordinary_user() {
             assert_eq!(mode(name), 0o777, "after {command}");
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777, "as seen after {command}");
         }
-        // Also where they come back between two writes of one open file.
+        // Also where the bits are set again between two writes of one open file.
         for first in [0o6777, 0o777] {
             let path = prepare("again");
             fs::set_permissions(&path, fs::Permissions::from_mode(first)).unwrap();
@@ -470,11 +471,11 @@ fn set_id_bits_end_with_a_write_or_truncation_by_an_ordinary_user() {
             assert_eq!(mode("again"), 0o777);
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
         }
-        // Root may keep them or not, but what is seen is what is there.
+        // Root may keep them or not, but the visible mode is the file's mode.
         let path = prepare("r");
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"x").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, mode("r"));
-        // Changing the owner ends them for everybody.
+        // Changing the owner removes them for every user.
         prepare("r");
         chown(&path, Some(1), None).unwrap();
         assert_eq!(mode("r"), 0o777);
@@ -563,8 +564,7 @@ fn changes_below_show_in_a_watching_mount() {
         };
         let mirror = Mirror::new(transport, HostCoherence::Watch, fill, |_| {});
         let count = || fs::read_dir(mirror.path("d")).unwrap().count();
-        // By another process: what the serving process itself does below counts as done through the
-        // mount.
+        // By another process: changes below by the serving process itself count as made through the mount.
         let elsewhere = |command: &str| {
             assert!(Command::new("sh").arg("-c").arg(command).current_dir(mirror.below("")).status().unwrap().success())
         };
@@ -590,8 +590,8 @@ fn changes_below_show_in_a_watching_mount() {
     });
 }
 
-/// Never zeros in place of what others appended, and never what they overwrote where each read
-/// asks.
+/// Reads never return zeros in place of data that other processes appended, and, where each read is a request,
+/// never data that they have overwritten.
 #[test]
 fn a_reader_sees_what_others_write_meanwhile() {
     in_each_mode(|transport, passthrough| {
@@ -670,7 +670,7 @@ fn memory_goes_when_the_kernel_forgets() {
         let fill = |source: &Path| (0..2000).for_each(|i| drop(File::create(source.join(format!("f{i}"))).unwrap()));
         let mirror = Mirror::new(transport, HostCoherence::Exclusive, fill, |_| {});
         (0..2000).for_each(|i| assert!(mirror.path(&format!("f{i}")).exists()));
-        // The kernel may forget at any time what nobody holds.
+        // The kernel may evict unreferenced inodes at any time.
         let hold = |i| rustix::fs::open(mirror.path(&format!("f{i}")), OFlags::PATH, Mode::empty()).unwrap();
         let held: Vec<_> = (0..300).map(hold).collect();
         assert!(mirror.mount.status().inodes > 300);
@@ -714,7 +714,7 @@ fn stores_to_a_mapping_change_the_times_when_the_file_is_closed() {
         let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
         assert_ne!(modified(&mirror.below("f")), old);
         eventually("the new time is seen", || modified(&mirror.path("f")) == modified(&mirror.below("f")));
-        // Not before, as reading makes the kernel ask, too.
+        // Not before, as reading makes the kernel send a request, too.
         assert_eq!(&fs::read(mirror.path("f")).unwrap()[..4], b"new\0");
     });
 }

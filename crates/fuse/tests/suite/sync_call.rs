@@ -1,4 +1,4 @@
-//! Hearing sync(2), with the kernel at the other end.
+//! sync(2) interception, with a real kernel.
 
 use nacre_fuse::{Duty, SyncCalls};
 use nacre_testkit::eventually;
@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-/// None where it cannot be heard here.
+/// None where sync(2) cannot be intercepted here.
 fn hear(make_durable: impl Fn() + Send + Sync + 'static, stuck: bool) -> Option<SyncCalls> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
         println!("skipped: needs root and loop devices");
@@ -40,10 +40,10 @@ fn devices() -> usize {
     backing.filter(|backing| backing.contains(&name)).count()
 }
 
-// One test: each hears what the others call.
+// One test: each interception gets the calls of the others.
 #[test]
 fn whoever_calls_it_waits_for_what_is_done_for_him_and_no_longer() {
-    // What was done before the call is seen by a run that began after it.
+    // Work done before the call is seen by a run that began after it.
     let (done, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let make_durable = {
         let (done, seen) = (Arc::clone(&done), Arc::clone(&seen));
@@ -69,7 +69,7 @@ fn whoever_calls_it_waits_for_what_is_done_for_him_and_no_longer() {
     drop(calls);
     eventually("the device is let go", || devices() == 0);
 
-    // What cannot be done now keeps nobody, neither who calls nor who ends it.
+    // A run that cannot finish blocks neither the caller nor the end of the interception.
     let (held, begun) = (Arc::new(Mutex::new(())), Arc::new(AtomicBool::new(false)));
     let holding = held.lock().unwrap();
     let make_durable = {
@@ -86,13 +86,13 @@ fn whoever_calls_it_waits_for_what_is_done_for_him_and_no_longer() {
     drop(holding);
     eventually("the device is let go", || devices() == 0);
 
-    // Who waits when it ends is let go.
+    // A caller that waits at the end of the interception is released.
     let (wait, end) = mpsc::channel::<()>();
     let (begin, begun) = mpsc::channel();
     let end = Mutex::new(end);
     let make_durable = move || {
         begin.send(()).unwrap();
-        // Until the other end is gone.
+        // Until the other end is dropped.
         assert!(end.lock().unwrap().recv().is_err());
     };
     let calls = hear(make_durable, false).unwrap();

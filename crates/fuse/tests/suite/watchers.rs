@@ -1,11 +1,11 @@
-//! Watchers inside a mount are told of what happens behind it.
+//! Watchers inside a mount are notified of changes made outside of it.
 
 use crate::fixture::{Mirror, eventually, on_each_transport};
 use nacre_stack::spec::HostCoherence;
 use rustix::fs::inotify::{CreateFlags, ReadFlags, WatchFlags, add_watch, init};
 use std::{cell::RefCell, collections::BTreeSet, fs, mem::MaybeUninit, os::fd::OwnedFd, path::Path, process::Command};
 
-/// What a watcher of one directory has been told so far: kind and name.
+/// The events of a watcher of one directory so far: kind and name.
 struct Watcher {
     queue: OwnedFd,
     told: RefCell<BTreeSet<(&'static str, String)>>,
@@ -71,7 +71,7 @@ fn watchers_inside_are_told_of_changes_behind() {
             eventually(command, || watcher.was_told(kind, name));
         }
         assert!(watcher.was_told("create", "moved"));
-        // Telling changed nothing, neither below nor in what is seen.
+        // The notifications changed nothing, neither below nor in the visible content.
         let names =
             |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
         let expected: BTreeSet<_> = ["link", "moved", "old"].into_iter().map(Into::into).collect();

@@ -1,5 +1,5 @@
-//! Writes that the kernel collects, on a real mount, with programs of their own as users: which
-//! writes reach the daemon when, what the announcements say, and that sizes and times are true.
+//! Write-back by the kernel on a real mount, with separate programs as users: which writes reach the daemon
+//! when, the lengths of reserved writes, and that sizes and times are correct.
 mod limited;
 
 use crate::fixture::{eventually, mounted, on_each_transport, settle};
@@ -20,10 +20,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-/// Names what the child is to do: it runs this very program as a user of the mount.
+/// Environment variable with the child's task: it runs this same program as a user of the mount.
 const CLIENT: &str = "NACRE_TEST_CLIENT";
 
-/// A mount whose appends may be collected.
+/// A mount with write-back for appends.
 struct Writeback {
     mount: Mount,
     room: Arc<Room>,
@@ -71,7 +71,7 @@ impl Writeback {
         self.mount.status().requests_of(name)
     }
 
-    /// Figures once all that is under way is done.
+    /// The counters once all requests are answered.
     fn settled(&self) -> Status {
         settle(self.mountpoint.path());
         self.mount.status()
@@ -86,7 +86,7 @@ impl Writeback {
     }
 }
 
-/// A process that uses a file by order.
+/// A process that uses a file by commands.
 struct Client {
     child: Child,
     orders: ChildStdin,
@@ -97,18 +97,18 @@ impl Client {
     fn new(path: &Path, uid: u32) -> Client {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "writeback::client", "--nocapture", "--quiet"]).env(CLIENT, path);
-        // The program lies where an ordinary user may not look; it has been started before the user
-        // changes.
+        // The program is in a directory that an ordinary user may not search; it has been started before the
+        // user changes.
         command.env("NACRE_TEST_UID", uid.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut child = command.spawn().unwrap();
         let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Client { child, orders, answers }
     }
 
-    /// Gives an order and returns the answer: a number, negative for an error.
+    /// Sends a command and returns the answer: a number, negative for an error.
     fn order(&mut self, text: &str) -> i64 {
         writeln!(self.orders, "{text}").unwrap();
-        // What the test program itself prints comes before.
+        // Output of the test program itself comes before.
         let mut line = Vec::new();
         loop {
             let mut byte = [0];
@@ -175,11 +175,11 @@ fn obey(path: &Path, words: &[&str], files: &mut Vec<File>) -> std::io::Result<u
         "append-sync" => files.push(OpenOptions::new().append(true).create(true).custom_flags(0o4_010_000).open(path)?),
         "read" => files.push(File::open(path)?),
         "close" => {
-            // close(2) reports what fsync(2) would: dup and close it by hand is not needed, the
-            // kernel passes on before it returns.
+            // close(2) reports the errors that fsync(2) would: a dup and its close are not needed, the kernel
+            // flushes before it returns.
             files.pop();
         }
-        // put COUNT LENGTH: so many write(2)s of so many bytes; answers how many were done.
+        // put COUNT LENGTH: that many write(2)s of that many bytes; answers how many succeeded.
         "put" => {
             let file = files.last_mut().unwrap();
             let data = vec![b'a'; number(2) as usize];
@@ -212,7 +212,7 @@ fn obey(path: &Path, words: &[&str], files: &mut Vec<File>) -> std::io::Result<u
         "length" => files.last().unwrap().set_len(number(1))?,
         "link" => fs::hard_link(path, path.with_extension("link"))?,
         "count" => return Ok(fs::read(path)?.iter().filter(|&&byte| byte == words[1].as_bytes()[0]).count() as u64),
-        // hole AT: where the first hole at or after this offset is.
+        // hole AT: the offset of the first hole at or after this one.
         "hole" => return Ok(rustix::fs::seek(files.last().unwrap(), rustix::fs::SeekFrom::Hole(number(1)))?),
         "data" => return Ok(rustix::fs::seek(files.last().unwrap(), rustix::fs::SeekFrom::Data(number(1)))?),
         other => panic!("unknown order {other}"),
@@ -241,7 +241,7 @@ fn appends_are_collected_while_there_is_room() {
         client.ok("put 1000 100");
         let after = mount.settled();
         for operation in &after.operations {
-            // The kernel may pass something on at any time, which nobody waits for.
+            // The kernel may flush at any time, without a process waiting for it.
             if !matches!(operation.name, "WRITE" | "SETATTR" | "FORGET" | "BATCH_FORGET") {
                 assert_eq!(operation.requests, before.requests_of(operation.name), "{}", operation.name);
             }
@@ -288,12 +288,12 @@ fn after_a_recall_every_write_is_announced_with_its_length() {
         assert_eq!(mount.announced(), [Some(1000)]);
         client.ok("put-at 0 12");
         assert_eq!(mount.announced(), [Some(12)]);
-        // What is no write is none, though the kernel asks alike.
+        // A request that is no write does not count as one, though the kernel sends it alike.
         assert_eq!(client.ok("end"), 10_000 + 3 * 77 + 1000 + 12);
         client.ok("size");
         client.ok("stat");
         assert_eq!(mount.announced(), []);
-        // Other answers about the file do not end it.
+        // Other answers about the file do not end the write-back.
         client.ok("link");
         client.ok("touch 1000000000");
         fs::metadata(mount.path("log")).unwrap();
@@ -302,7 +302,7 @@ fn after_a_recall_every_write_is_announced_with_its_length() {
         }
         client.ok("put 1 1");
         assert_eq!(mount.announced(), [Some(1)]);
-        // Until there is room again.
+        // Until there is space again.
         mount.room.free();
         client.ok("put 100 10");
         assert_eq!(mount.announced(), []);
@@ -349,7 +349,7 @@ fn what_is_opened_after_a_recall_is_written_at_once() {
         late.ok("append");
         let before = mount.arrived();
         late.ok("text two-");
-        // What is held back of the same page comes first.
+        // Dirty data of the same page comes first.
         assert!(mount.arrived() >= before + 4);
         held.ok("text three-");
         late.ok("text four");
@@ -376,7 +376,7 @@ fn settling_passes_everything_on() {
         for number in 0..5 {
             assert_eq!(fs::metadata(mount.below(&format!("log{number}"))).unwrap().len(), 3_000_000);
         }
-        // Nothing stays open, and the mount can go.
+        // No file stays open, and the mount can be unmounted.
         drop(clients);
         assert_eq!(mount.settled().open_files, 0);
         mount.mount.unmount(false).unwrap();
@@ -404,7 +404,7 @@ fn a_recall_inside_a_write_catches_every_writer() {
                         client.ok("fsync");
                     });
                 }
-                // Questions whose answers may be on their way when the recall comes.
+                // Requests whose answers may be in flight when the recall comes.
                 scope.spawn(|| questions(&mount, EACH * WRITERS as u64));
                 while mount.room.at_recall.load(SeqCst) == 0 {
                     std::thread::yield_now();
@@ -414,8 +414,8 @@ fn a_recall_inside_a_write_catches_every_writer() {
             let all = EACH * WRITERS as u64;
             let announced = mount.announced().iter().map(|length| length.unwrap()).sum::<u64>();
             println!("round {round}: {accepted} accepted at the recall, {announced} announced");
-            // What was announced and what had been accepted before is everything, but for one write
-            // of each that was under way.
+            // The reserved and the earlier accepted bytes are the whole content, except for one write of each
+            // client that was in flight.
             assert!(announced + accepted + 1000 * WRITERS as u64 >= all, "{announced} and {accepted} of {all}");
             assert!(announced > 0);
             let held = accepted.saturating_sub(mount.room.at_recall.load(SeqCst));
@@ -433,7 +433,7 @@ fn held_size(path: &Path) -> u64 {
     rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::SIZE).unwrap().stx_size
 }
 
-/// Asks all sorts of questions about the files until so many bytes have arrived.
+/// Makes all sorts of requests about the files until so many bytes have arrived.
 fn questions(mount: &Writeback, all: u64) {
     let mut other = mount.client("log0", 0);
     while mount.arrived() < all {
@@ -449,9 +449,8 @@ fn questions(mount: &Writeback, all: u64) {
     }
 }
 
-/// Waits until what is written to a file from now on has another time than the file: the door takes
-/// times for equal that are closer than 10 ms, and the clock that files get their times from ticks
-/// late on a busy machine.
+/// Waits until a write to a file gets another time than the file's: the FUSE front end treats times as equal
+/// that are closer than 10 ms, and the clock of file times ticks late on a busy machine.
 fn later(path: &Path) {
     let (last, end) = (mtime(path), Duration::from_millis(11).as_nanos() as i64);
     let now = || {
@@ -483,21 +482,21 @@ fn times_of_direct_writes_are_true() {
         client.ok("close");
         assert_eq!(client.ok("mtime"), mtime(&mount.below("file")));
         assert!(mtime(&mount.below("file")) > 1_700_000_000_000_000_000);
-        // What the kernel passes on of its own must not take it back.
+        // The kernel's own later flush must not undo it.
         client.ok("write");
         client.ok("put 1 5");
         client.ok("link");
         client.ok("close");
         eventually("the times agree", || mtime(&mount.path("file")) == mtime(&mount.below("file")));
         assert!(mtime(&mount.below("file")) > 1_700_000_000_000_000_000);
-        // A user's own choice stays.
+        // Times set by a user stay.
         client.ok("write");
         client.ok("put 1 5");
         client.ok("touch 1234567890000000000");
         client.ok("close");
         assert_eq!(client.ok("mtime"), 1_234_567_890_000_000_000);
         assert_eq!(mtime(&mount.below("file")), 1_234_567_890_000_000_000);
-        // Collected ones the kernel notes itself.
+        // The kernel sets the times of write-back writes itself.
         client.ok("append");
         client.ok("put 1 5");
         client.ok("close");
@@ -531,12 +530,12 @@ fn changes_by_others_reach_the_kernels_own_sizes() {
         client.ok("read");
         assert_eq!(client.ok("size"), 4);
         assert_eq!(client.ok("count n"), 1);
-        // By another process: our own changes are no news to the layer.
+        // By another process: the layer gets no notice of the serving process's own changes.
         let outside = |script: &str| {
             assert!(Command::new("sh").args(["-c", script]).env("F", mount.below("file")).status().unwrap().success())
         };
         outside("echo 'and n' >> $F");
-        // Also whoever has it open.
+        // Also for a process that has it open.
         let holder = File::open(mount.path("file")).unwrap();
         eventually("longer", || holder.metadata().unwrap().len() == 10);
         eventually("read", || fs::read_to_string(mount.path("file")).unwrap() == "one\nand n\n");
@@ -546,10 +545,10 @@ fn changes_by_others_reach_the_kernels_own_sizes() {
         eventually("shorter", || client.clone_size() == 1);
         eventually("read again", || fs::read_to_string(mount.path("file")).unwrap() == "x");
         eventually("times", || mtime(&mount.path("file")) == mtime(&mount.below("file")));
-        // The same length.
+        // The same length, other content.
         outside("printf y > $F");
         eventually("read once more", || fs::read_to_string(mount.path("file")).unwrap() == "y");
-        // Appended to through the mount afterwards, at the right place.
+        // Appended to through the mount afterwards, at the right offset.
         client.ok("append");
         client.ok("text z");
         client.ok("close");
@@ -558,9 +557,9 @@ fn changes_by_others_reach_the_kernels_own_sizes() {
 }
 
 impl Client {
-    /// As `size`, for conditions that are tried again and again.
+    /// As `size`, for repeated conditions.
     fn clone_size(&self) -> u64 {
-        // The descriptor of the child shows through /proc.
+        // The descriptor of the child is visible in /proc.
         let mut sizes = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().filter_map(|entry| {
             let path = entry.unwrap().path();
             let target = fs::read_link(&path).ok()?;
@@ -580,7 +579,7 @@ fn appends_are_collected_whatever_was_done_to_the_file_before() {
             client.ok(&format!("put {writes} 10"));
             assert_eq!(mount.mount.status().writeback.files, 1);
             client.ok("close");
-            // Closing is noted when nobody waits for it any more.
+            // The close is handled after close(2) has returned.
             mount.settled();
         }
         assert_eq!(fs::metadata(mount.below("log")).unwrap().len(), 350);
@@ -611,7 +610,7 @@ fn times_of_files_that_are_gone_fail_nobodys_sync() {
         let mount = Writeback::exclusive(transport);
         let script = "cd $M && for i in 1 2 3 4 5 6 7 8 9; do echo x > a && ln a b && mv a c && rm b c && sync -f . || exit 1; done";
         assert!(Command::new("sh").args(["-c", script]).env("M", mount.path("")).status().unwrap().success());
-        // Its last name goes while it is open and its time is still the kernel's own.
+        // Its last name is removed while it is open and its time is still the kernel's own.
         let mut client = mount.client("log", 0);
         client.ok("append");
         client.ok("put 1 10");
@@ -652,7 +651,7 @@ fn where_the_kernel_cannot_flush_for_a_seek_a_file_is_data_up_to_the_kernels_len
         let past = -i64::from(rustix::io::Errno::NXIO.raw_os_error());
         assert_eq!([client.order("data 1048676"), client.order("hole 1048677")], [past, past]);
         client.ok("close");
-        // Nothing is held back any more: the layer answers.
+        // No dirty data is left: the layer answers.
         let mut reader = mount.client("log", 0);
         reader.ok("read");
         assert!(reader.ok("hole 0") < 524_288);

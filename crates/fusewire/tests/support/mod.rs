@@ -1,4 +1,4 @@
-//! A file system in memory whose handlers can be held up on purpose, and its mount.
+//! A file system in memory whose handlers can be made to wait, and its mount.
 //!
 //! Names with a meaning: GETATTR of `gated...` and FLUSH of `closed...` wait at the gate; LOOKUP of
 //! `panic` panics. SETLKW waits for the eventfd `unlock` inside `blocking`. Files are served by
@@ -67,7 +67,7 @@ impl TestFs {
         self.gate.1.notify_all();
     }
 
-    /// Waits until so many handlers are held up.
+    /// Waits until that many handlers are waiting.
     pub fn await_waiting(&self, count: u64) {
         while self.waiting.load(SeqCst) < count {
             std::thread::sleep(Duration::from_millis(1));
@@ -139,7 +139,7 @@ impl Handler for TestFs {
         match request.op {
             Op::Lookup { name: b"panic" } => panic!("as asked for"),
             Op::Lookup { name: b"self" } => {
-                // A request of our own on our own mount: refused at once.
+                // A request of the server to its own mount: refused at once.
                 let path = PathBuf::from(String::from_utf8(self.nodes.lock().unwrap()[&ROOT_ID].data.clone()).unwrap());
                 let error = std::fs::metadata(path.join("other")).unwrap_err();
                 Err(Errno(error.raw_os_error().unwrap()))
@@ -318,7 +318,7 @@ impl Mount {
         self.dir.path().join(name)
     }
 
-    /// One GETATTR request, whatever is cached.
+    /// Sends one GETATTR request, whatever is cached.
     pub fn getattr(&self, name: &str) -> rustix::io::Result<rustix::fs::Statx> {
         getattr(&self.path(name))
     }
@@ -328,7 +328,7 @@ pub fn getattr(path: &Path) -> rustix::io::Result<rustix::fs::Statx> {
     rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::STATX_FORCE_SYNC, rustix::fs::StatxFlags::BASIC_STATS)
 }
 
-/// The transports that can be used here; prints why one cannot.
+/// The transports that work here; prints why one does not.
 pub fn transports() -> Vec<TransportChoice> {
     watchdog();
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
@@ -348,11 +348,11 @@ pub fn transports() -> Vec<TransportChoice> {
     }
 }
 
-/// Where this process has mounted.
+/// The mount points of this process.
 static MOUNTPOINTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A test that hangs must not hang the machine. As the process is its own client, it could not even
-/// exit while one of its threads waits for another, so all connections are cut off first.
+/// Aborts a hanging test: it must not hang the machine. As the process is its own client, it could not even
+/// exit while one of its threads waits for another, so all connections are aborted first.
 fn watchdog() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
