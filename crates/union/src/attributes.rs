@@ -167,7 +167,6 @@ impl UnionShared {
     /// Puts new entries of a branch's directory on stable storage, where the options ask for it. Called before
     /// the file on another branch that they replace is removed: branches may be different file systems, which
     /// commit their changes in any order.
-    /// file systems, which end their changes in any order.
     ///
     /// # Errors
     /// Errors of the storage: then the replaced file has to stay.

@@ -274,7 +274,7 @@ impl UnionShared {
         Ok(Some(part))
     }
 
-    /// Syncs a branch's directory and restores its times after the union has added an entry of its own accord.
+    /// Restores the times of a branch's directory after the union has added an entry of its own accord.
     pub(crate) fn tidy_parent(&self, part: &Part, parent: &Part, before: &Attr) {
         let layer = &part.branch.layer;
         if let Err(error) = put_back_times(&**layer, &parent.node, before) {

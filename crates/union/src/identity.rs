@@ -35,7 +35,7 @@ const VERSION: u64 = 2;
 /// The numbers assigned so far.
 pub(crate) struct Identities {
     file_systems: RwLock<Vec<FileSystem>>,
-    /// By file system and inode number.
+    /// Numbers assigned for large inode numbers, by file system and inode number.
     large: Mutex<HashMap<(u64, u64), u64>>,
     /// Random number of this mount.
     nonce: u64,

@@ -301,7 +301,7 @@ impl PerName {
     }
 
     /// Runs a call on a file. Its branch may know the file by a name that has just got a file of its own, and
-    /// return ESTALE: then this name is looked up on the branch and the call retried, so that only users of the
+    /// return ESTALE: then this name is looked up and the call retried, so that only users of the
     /// other name have to look it up again (the kernel does that once for each open).
     fn by_its_name<T>(&self, node: &Node, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
         let mut answer = ask();

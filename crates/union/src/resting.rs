@@ -10,8 +10,9 @@
 //!   read.
 //! * A process whose working directory is such a directory does not look it up, and continues to see its old
 //!   parts, as in a union without an idle watch.
-//! * The union itself caches listings, also of directories that the kernel does not know. They are dropped when
-//!   the idle watch begins; the next listing ends the idle watch of all branches that it reads.
+//! * The union itself caches listings, also of directories that are referenced only by a node in them and are unknown
+//!   to the kernel. They are dropped when the idle watch begins; the next listing ends the idle watch of all branches
+//!   that it reads.
 
 use crate::{UnionShared, branches::Branch};
 use nacre_vfs::Node;

@@ -21,7 +21,8 @@ use std::{
 
 const WORK: &[u8] = b".wh..wh.work";
 pub(crate) const LINKS: &[u8] = b".wh..wh.links";
-/// Their names in a separate directory; the first one is also that of the kernel's overlay file system.
+/// Names of the union's own directories in a separate directory; the kernel's overlay file system has the first one,
+/// too.
 const WORK_APART: &[u8] = b"work";
 const LINKS_APART: &[u8] = b"links";
 /// Prefix of temporary names outside the work directory.

@@ -399,7 +399,7 @@ impl UnionShared {
         if removed > 0 {
             return Ok(removed == count);
         }
-        // Every name leads to the copy, and the original had none.
+        // The original has no name here: done if every name leads to the copy.
         Ok(!homes.is_empty()
             && homes.iter().try_fold(true, |all, home| Ok::<_, Errno>(all && self.has_name(copy, home)?))?)
     }

@@ -5,7 +5,7 @@ use crate::marks::{self, NameMark};
 use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Kind, Layer, Name, Node, Result};
 use parking_lot::Mutex;
 
-/// Names read at once.
+/// Maximal number of names read at once.
 const MOST: usize = if cfg!(test) { 16 } else { 512 };
 
 /// Names read at once with attributes, which are valid only for the call that requested them.
