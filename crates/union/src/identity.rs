@@ -37,7 +37,7 @@ pub(crate) struct Identities {
     file_systems: RwLock<Vec<FileSystem>>,
     /// Numbers assigned for large inode numbers, by file system and inode number.
     large: Mutex<HashMap<(u64, u64), u64>>,
-    /// Random number of this mount.
+    /// A number that no other mount uses.
     nonce: u64,
     /// The number of the root directory, once it is known.
     root: OnceLock<FileId>,

@@ -73,7 +73,7 @@ impl UnionShared {
                 Seen::Absent => {}
                 Seen::WhitedOut => {
                     match &mut sight.found {
-                        // A directory found above stays; the whiteout hides only the branches below.
+                        // A file found above stays visible: the whiteout hides only this branch and lower ones.
                         Some(found) => found.floor = branch.index().saturating_sub(1),
                         None => (sight.whiteout, sight.limit) = (Some(branch.index()), branch.index()),
                     }

@@ -192,7 +192,7 @@ pub(crate) fn shown_xattr(name: &[u8]) -> Option<Cow<'_, [u8]>> {
 /// The kind of mark that a listed name has, as far as the name alone shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameMark<'a> {
-    /// A file, unless its type and its attributes say otherwise.
+    /// A file, unless its type and its attributes make it a whiteout.
     Plain,
     /// The whiteout of this name.
     Hides(Name<'a>),

@@ -263,7 +263,7 @@ impl UnionShared {
         Ok(match (&sight.found, sight.whiteout) {
             (None, None) => sight.limit,
             (None, Some(at)) if self.beside_whiteout(&place.parent, at, name)?.is_some() => at,
-            // Another file has this name: the branches above it remain.
+            // Another file or a whiteout has the name: the moved file is visible only above it.
             _ => sight.limit.saturating_sub(1),
         })
     }
