@@ -135,7 +135,6 @@ fn what_makes_no_sense_is_told() {
         (&["/a", "/m", "-o", "create=best"], "there is no such policy"),
         (&["/a", "/m", "-o", "colour=red"], "unknown option -o colour"),
         (&["/a", "/m", "-o", "force-user=5"], "option --force-user is not for unions"),
-        (&["/a", "/m", "-o", "uid=5"], "option -o uid is not for unions"),
         (&["/a", "/m", "-o", "size=5G"], "option --size is not for unions"),
         (&["/a", "/m", "-o", "enable-lock-forwarding"], "is not for unions"),
         (&["/a", "/m", "-o", "engine=kernel"], "is not for unions"),

@@ -230,6 +230,7 @@ fn protected_content_stays_as_it_is() {
         // A store that is refused fails no snapshot.
         mapping.write(12_288, b"x").unwrap();
         pool.nacre(&["fs", "snapshot", "%@s"]);
+        assert_eq!(mapping.sync().is_ok(), !judges_pages, "{atime}: its error comes once");
         let stored = |name: &str| fs::read(pool.at(&format!(".zfs/snapshot/s/{name}"))).unwrap();
         let appended_now = stored("appended");
         assert_eq!(&appended_now[LENGTH..], b"more and more", "{atime}");

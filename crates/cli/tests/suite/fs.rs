@@ -248,7 +248,7 @@ fn called_as_zfs_it_speaks_as_zfs() {
     assert!(zfs("version").1.starts_with("zfs-2."));
     assert_eq!(
         zfs("list %/nothing"),
-        (1, "cannot open '%/nothing': dataset does not exist\n'nacre fs list -t all' lists what there is\n".to_owned())
+        (1, "cannot open '%/nothing': dataset does not exist\n'zfs list -t all' lists what there is\n".to_owned())
     );
     let (code, history) = (0, pool.nacre(&["pool", "history", &pool.name]));
     assert!(code == 0 && history.contains(&format!("zfs snapshot {}/a@1", pool.name)), "{history}");

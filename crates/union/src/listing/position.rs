@@ -93,17 +93,25 @@ pub(super) fn pack(slot: u8, own: u64, before: u64) -> u64 {
     }
     let width = bits - 1 - ORDINAL_BITS;
     if slot < SHORT && own >> BITS == 0 {
-        let packed = head | abridged | own >> (BITS - width) << ORDINAL_BITS;
-        let is_neighbour = before >> ORDINAL_BITS == packed >> ORDINAL_BITS;
-        match is_neighbour {
-            false => return packed,
-            true if before % ORDINALS + 1 < ORDINALS => return before + 1,
-            true => {}
+        let upper = own >> (BITS - width);
+        let packed = head | abridged | upper << ORDINAL_BITS;
+        if before >> ORDINAL_BITS == packed >> ORDINAL_BITS {
+            if before % ORDINALS + 1 < ORDINALS {
+                return before + 1;
+            }
+        } else if !is_long_neighbour(before, slot, upper, BITS - width) {
+            return packed;
         }
     }
     let slot = u64::from(slot) << (LONG_BITS + 1);
     let own = own & i64::MAX.cast_unsigned();
     LONG | slot | if own >> LONG_BITS == 0 { own } else { 1 << LONG_BITS | own >> (63 - LONG_BITS) }
+}
+
+/// Whether a position has 63 bits because the short ones with these upper bits were used up.
+fn is_long_neighbour(before: u64, slot: u8, upper: u64, missing: u32) -> bool {
+    let Position { slot: other, own } = unpack(before);
+    before >> BITS != 0 && other == slot && matches!(own, Own::Whole(whole) if whole >> missing == upper)
 }
 
 /// Decodes a position from the kernel.

@@ -6,7 +6,7 @@ use nacre_testkit::{
     faulty::{Fault, Faulty},
 };
 use nacre_union::{BranchMode, Union, UnionOptions, Words};
-use nacre_vfs::{Errno, Layer, Name, Node, RenameFlags, Result, SetAttr, XattrFlags};
+use nacre_vfs::{Caller, Errno, Layer, Name, Node, RenameFlags, Result, SetAttr, XattrFlags};
 use std::{ffi::OsStr, sync::Arc};
 
 /// Three branches with copies of `f` and of `d/g`; the middle one also has `one`. All contents differ.
@@ -135,6 +135,47 @@ fn changes_of_a_file_are_made_on_its_copies() {
         let copy = branch.find(b"f").unwrap().node;
         assert_eq!(branch.layer.getxattr(&branch.caller, &copy, b"user.new", &mut [0; 8]), Err(Errno::ENODATA));
     }
+}
+
+/// The kernel judges the file that is shown, and branches are changed as root: what others own on a lower branch is left.
+#[test]
+fn copies_of_others_are_left_alone() {
+    const USER: u32 = 1000;
+    let give = |world: &World, node: &Node, mode: u32, uid: u32| {
+        world.change(node, SetAttr { uid: Some(uid), ..SetAttr::default() });
+        world.change(node, SetAttr { mode: Some(mode), ..SetAttr::default() });
+    };
+    let copies = Copies::new("");
+    if !copies.branches[0].is_root() {
+        return;
+    }
+    let all = || copies.branches.iter().enumerate();
+    // Everybody may make files in the tops of the branches; the user has made the first copy and the last.
+    for (index, branch) in all() {
+        give(branch, &branch.root, 0o1777, 0);
+        give(branch, &branch.find(b"f").unwrap().node, 0o644, if index == 1 { 0 } else { USER });
+        give(branch, &branch.find(b"d").unwrap().node, 0o755, if index == 1 { 0 } else { USER });
+    }
+    let mut world = copies.world(ALL_RW);
+    world.caller = Caller { uid: USER, gid: USER, ..world.caller };
+    for name in [&b"f"[..], b"d"] {
+        let node = world.find(name).unwrap().node;
+        world.change(&node, SetAttr { mode: Some(0o700), ..SetAttr::default() });
+        let modes: Vec<u32> = all().map(|(_, branch)| branch.find(name).unwrap().attr.mode & 0o777).collect();
+        assert_eq!(modes, [0o700, if name == b"f" { 0o644 } else { 0o755 }, 0o700]);
+    }
+    unlink(&world, "f").unwrap();
+    assert!(!world.exists(b"f"), "hidden");
+    assert!(copies.shown().contains("b/f=f1"), "{}", copies.shown());
+    // Without the sticky bit, the directory alone counts.
+    let copies = Copies::new("");
+    for branch in &copies.branches {
+        give(branch, &branch.root, 0o777, 0);
+    }
+    let mut world = copies.world(ALL_RW);
+    world.caller = Caller { uid: USER, gid: USER, ..world.caller };
+    unlink(&world, "f").unwrap();
+    assert!(!copies.shown().contains("/f="), "{}", copies.shown());
 }
 
 #[test]
