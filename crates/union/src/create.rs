@@ -396,7 +396,7 @@ impl UnionShared {
                 // It has moved meanwhile.
                 Err(Errno::EBUSY) => {}
                 Ok(entry) => {
-                    self.link_duplicates(caller, &copies, &parent, name);
+                    self.link_duplicates(caller, &copies, &parent, name, part.branch.index());
                     return Ok(entry);
                 }
                 Err(error) => return Err(error),

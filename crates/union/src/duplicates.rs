@@ -102,7 +102,9 @@ impl UnionShared {
                     break;
                 }
                 Seen::Found(entry)
-                    if branch.is_writable() && may_remove(caller, directory, (home, above), entry.attr.uid)? =>
+                    if branch.is_writable()
+                        && Home { part: home, directory, judged: above }
+                            .may_change(caller, Some(entry.attr.uid))? =>
                 {
                     found.shows_writable |= found.writable.is_empty() && !found.remains;
                     let (id, uid, kind) = (entry.attr.id, entry.attr.uid, entry.attr.kind);
@@ -183,11 +185,16 @@ impl UnionShared {
         before: &[Duplicate],
         parent: &Arc<UnionNode>,
         name: Name<'_>,
+        shown: usize,
     ) {
         for copy in before {
             let branch = copy.branch();
             let linked = self.grow(parent, branch).and_then(|home| {
                 let _names = parent.names.write();
+                let (directory, judged) = (&parent.view(), shown);
+                if !(Home { part: &home, directory, judged }).may_change(caller, None)? {
+                    return Err(Errno::EPERM);
+                }
                 branch.layer.link(caller, &copy.node, None, &home.node, name).map(drop)
             });
             match linked {
@@ -215,7 +222,8 @@ impl UnionShared {
         let replaced = self.duplicates(caller, target, to, index)?.writable;
         let (mut stays, mut followed) = (false, Vec::new());
         for copy in &moving {
-            match follow(caller, copy, from, target.on(copy.branch()), to) {
+            let home = target.on(copy.branch()).map(|part| Home { part, directory: target, judged: index });
+            match follow(caller, copy, from, home, to) {
                 Ok(()) => followed.push(copy.branch().slot),
                 Err(error) => {
                     tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a renamed file is removed");
@@ -234,29 +242,45 @@ impl UnionShared {
     }
 }
 
-/// Whether a caller may remove a file with this owner from a directory on a lower branch: root may; others where it has the
-/// owner and mode of the directory in which the kernel has judged the file that is shown, also by the sticky bit
-/// (`__check_sticky()`, Linux fs/namei.c).
-fn may_remove(caller: &Caller, directory: &View, (home, shown): (&Part, usize), uid: u32) -> Result<bool> {
-    if caller.uid == 0 {
-        return Ok(true);
+/// A directory on a lower branch, and the branch on which the kernel has judged the same directory.
+struct Home<'a> {
+    part: &'a Part,
+    directory: &'a View,
+    judged: usize,
+}
+
+impl Home<'_> {
+    /// Whether a caller may change a name there whose file has this owner: root may; others where the directory has the owner
+    /// and mode of the judged one, also by the sticky bit (`__check_sticky()`, Linux fs/namei.c). `None`: no file is there.
+    fn may_change(&self, caller: &Caller, uid: Option<u32>) -> Result<bool> {
+        if caller.uid == 0 {
+            return Ok(true);
+        }
+        let judged = self.directory.parts.iter().find(|part| part.branch.index() == self.judged);
+        let Some(judged) = judged else { return Ok(false) };
+        let judged = judged.branch.layer.getattr(&OWN, &judged.node, None)?;
+        let own = self.part.branch.layer.getattr(&OWN, &self.part.node, None)?;
+        let is_alike = (judged.uid, judged.gid, judged.mode) == (own.uid, own.gid, own.mode);
+        let is_sticky = own.mode & 0o1000 != 0;
+        Ok(is_alike && (!is_sticky || caller.uid == own.uid || uid.is_none_or(|uid| uid == caller.uid)))
     }
-    let Some(judged) = directory.parts.iter().find(|part| part.branch.index() == shown) else { return Ok(false) };
-    let judged = judged.branch.layer.getattr(&OWN, &judged.node, None)?;
-    let own = home.branch.layer.getattr(&OWN, &home.node, None)?;
-    let is_alike = (judged.uid, judged.gid, judged.mode) == (own.uid, own.gid, own.mode);
-    let is_sticky = own.mode & 0o1000 != 0;
-    Ok(is_alike && (!is_sticky || caller.uid == uid || caller.uid == own.uid))
 }
 
 /// Renames a copy on its branch.
-fn follow(caller: &Caller, copy: &Duplicate, from: Name<'_>, home: Option<&Part>, to: Name<'_>) -> Result<()> {
+fn follow(caller: &Caller, copy: &Duplicate, from: Name<'_>, home: Option<Home<'_>>, to: Name<'_>) -> Result<()> {
     let layer = &copy.branch().layer;
     let home = home.ok_or(Errno::ENOENT)?;
-    match layer.lookup(&OWN, &home.node, to) {
-        // Two names of one file: rename(2) keeps both.
-        Ok(found) if found.attr.id == copy.id => layer.unlink(caller, &copy.home.node, from),
-        Ok(_) | Err(Errno::ENOENT) => layer.rename(caller, &copy.home.node, from, &home.node, to, RenameFlags(0)),
-        Err(error) => Err(error),
+    let found = match layer.lookup(&OWN, &home.part.node, to) {
+        Ok(found) => Some(found),
+        Err(Errno::ENOENT) => None,
+        Err(error) => return Err(error),
+    };
+    if !home.may_change(caller, found.as_ref().map(|found| found.attr.uid))? {
+        return Err(Errno::EPERM);
+    }
+    match found {
+        // Two names of one file: rename(2) leaves both.
+        Some(found) if found.attr.id == copy.id => layer.unlink(caller, &copy.home.node, from),
+        _ => layer.rename(caller, &copy.home.node, from, &home.part.node, to, RenameFlags(0)),
     }
 }

@@ -154,7 +154,7 @@ impl UnionShared {
         flags: RenameFlags,
     ) -> Result<()> {
         self.rename(caller, from, to, flags)?;
-        let left = self.leave_device(from);
+        let left = self.leave_device(from.0, from.1);
         if let Err(error) = left {
             // The replaced file is gone, but the renamed file keeps its old name.
             self.rename(caller, to, from, RenameFlags(RenameFlags::NOREPLACE))?;
@@ -164,7 +164,7 @@ impl UnionShared {
     }
 
     /// Creates a character device 0/0 under a name.
-    pub(crate) fn leave_device(&self, (parent, name): (&Node, Name<'_>)) -> Result<()> {
+    pub(crate) fn leave_device(&self, parent: &Node, name: Name<'_>) -> Result<()> {
         match self.mknod(&OWN, parent, name, Kind::Character, 0, (0, 0)) {
             // The previous process was killed after this step.
             Ok(_) | Err(Errno::EEXIST) => Ok(()),

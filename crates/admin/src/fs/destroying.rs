@@ -18,7 +18,7 @@ use crate::{Imported, Kind, Mounts, Refusal, What};
 pub struct ToDestroy {
     /// A file system, a bookmark, or snapshots: `file system@a,b,first%last`.
     pub target: String,
-    /// Includes descendants; for snapshots, those of the same names of descendants.
+    /// Includes descendants; for snapshots, the snapshots of the same names of descendants.
     pub recursive: bool,
     /// Includes clones, wherever they are.
     pub clones: bool,
@@ -32,7 +32,7 @@ pub struct ToDestroy {
     pub keep_below: bool,
 }
 
-/// Destroyed objects, or those of a dry run.
+/// Objects that were destroyed, or that a dry run would destroy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destroyed {
     /// Their names, in the order of destruction.

@@ -32,7 +32,7 @@ pub struct Hold {
     pub since: i64,
 }
 
-/// Returns the snapshot of a name; with `recursive` also those of the same name of descendants.
+/// Returns the snapshot of a name; with `recursive` also the snapshots of the same name of descendants.
 fn selected(
     objects: &mut Objects<'_>,
     name: &str,

@@ -241,7 +241,7 @@ pub(super) fn wanted(objects: &mut Objects<'_>, ids: &[u64]) -> Result<Vec<Mount
     Ok(found)
 }
 
-/// Returns those of these file systems whose mount points are inherited or default.
+/// Returns the file systems whose mount points are inherited or default.
 pub(super) fn unchosen(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refusal> {
     let mut found = HashSet::new();
     for id in ids {
@@ -252,7 +252,7 @@ pub(super) fn unchosen(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet
     Ok(found)
 }
 
-/// Returns those of these file systems that are mounted by mount(8) (`legacy`): they keep their mounts.
+/// Returns the file systems that are mounted by mount(8) (`legacy`): they keep their mounts.
 fn by_hand(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refusal> {
     let mut found = HashSet::new();
     for id in ids {

@@ -176,6 +176,19 @@ fn copies_of_others_are_left_alone() {
     world.caller = Caller { uid: USER, gid: USER, ..world.caller };
     unlink(&world, "f").unwrap();
     assert!(!copies.shown().contains("/f="), "{}", copies.shown());
+    // No copy is moved over a file in a directory of somebody else.
+    let copies = Copies::new("");
+    for (index, branch) in copies.branches.iter().enumerate() {
+        give(branch, &branch.root, 0o1777, 0);
+        give(branch, &branch.find(b"f").unwrap().node, 0o644, USER);
+        give(branch, &branch.find(b"d").unwrap().node, 0o755, if index == 0 { USER } else { 0 });
+    }
+    let mut world = copies.world(ALL_RW);
+    world.caller = Caller { uid: USER, gid: USER, ..world.caller };
+    let directory = world.find(b"d").unwrap().node;
+    rename(&world, (&world.root, "f"), (&directory, "g")).unwrap();
+    let shown = copies.shown();
+    assert!(shown.contains("a/d/g=f0") && shown.contains("b/d/g=g1") && shown.contains("c/d/g=g2"), "{shown}");
 }
 
 #[test]
