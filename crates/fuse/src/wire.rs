@@ -136,6 +136,7 @@ pub(crate) fn change(request: &abi::SetattrIn) -> SetAttr {
         // bits (`fuse_setattr` in Linux' fs/fuse/dir.c): before fallocate(2) and copy_file_range(2) by a user who may
         // not keep them, and in chown(2) without ids.
         kill_privileges: asked(fattr::KILL_SUIDGID) || !asked(ATTRIBUTES),
+        outside_group: false,
     }
 }
 

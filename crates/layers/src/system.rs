@@ -8,7 +8,7 @@ use crate::{
     clock::SystemClock,
     context::{Context, Devices, Mounter, simply_waiting, tell_nobody},
 };
-use nacre_sys::accounts;
+use nacre_sys::{accounts, processes};
 use std::{io, sync::Arc};
 
 /// Accounts by the system's databases (NSS).
@@ -38,46 +38,13 @@ pub struct SystemProcesses;
 
 impl Processes for SystemProcesses {
     fn credentials(&self, pid: u32) -> io::Result<Option<Credentials>> {
-        Ok(status(pid)?.and_then(|status| credentials_lines(&status)))
+        let ids = processes::ids(pid)?;
+        Ok(ids.map(|ids| Credentials { uid: ids.uid, gid: ids.gid, groups: ids.groups }))
     }
 
     fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>> {
-        Ok(status(pid)?.map(|status| groups_line(&status)).unwrap_or_default())
+        processes::supplementary_groups(pid)
     }
-}
-
-/// Reads proc_pid_status(5); `None` if the process has ended.
-fn status(pid: u32) -> io::Result<Option<String>> {
-    match std::fs::read_to_string(format!("/proc/{pid}/status")) {
-        Ok(status) => Ok(Some(status)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// The capability to change files of all owners (capabilities(7)). A thread of root that takes a
-/// user's ids by setfsuid(2) loses it, unless it only creates files for that user, like our
-/// threads.
-const CAP_FOWNER: u64 = 1 << 3;
-
-fn credentials_lines(status: &str) -> Option<Credentials> {
-    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    // `Kthread:` exists since Linux 6.8; before, a kernel thread is recognized by having no memory.
-    if line("Kthread:").map_or(line("VmSize:").is_none(), |value| value.trim() == "1") {
-        return None;
-    }
-    // Order of the fields: real, effective, saved, file-system id.
-    let id = |name: &str, which| line(name)?.split_ascii_whitespace().nth(which)?.parse::<u32>().ok();
-    let capabilities = line("CapEff:").and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or_default();
-    let is_root = id("Uid:", 1)? == 0 && capabilities & CAP_FOWNER != 0;
-    let uid = if is_root { 0 } else { id("Uid:", 3)? };
-    Some(Credentials { uid, gid: id("Gid:", 3)?, groups: groups_line(status) })
-}
-
-/// The numbers after `Groups:` in proc_pid_status(5).
-fn groups_line(status: &str) -> Vec<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    line.split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
 /// Block devices by `/sys`.
@@ -121,27 +88,6 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn groups_of_a_status_file() {
-        assert_eq!(groups_line("Name:\tx\nGroups:\t4 24 4294967294 \nNStgid:\t1"), [4, 24, 4_294_967_294]);
-        assert_eq!(groups_line("Name:\tx\nGroups:\t \n"), [0u32; 0]);
-    }
-
-    #[test]
-    fn ids_of_a_status_file() {
-        let status = "Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 \n";
-        let known = Some(Credentials { uid: 4, gid: 8, groups: vec![9] });
-        assert_eq!(credentials_lines(&format!("{status}VmSize:\t1 kB\n")), known);
-        assert_eq!(credentials_lines(&format!("{status}Kthread:\t0\n")), known);
-        assert_eq!(credentials_lines(&format!("{status}Kthread:\t1\n")), None);
-        assert_eq!(credentials_lines(status), None);
-        let root = status.replace("Uid:\t1\t2", "Uid:\t0\t0") + "Kthread:\t0\n";
-        assert_eq!(credentials_lines(&root), known, "as a user");
-        let keeps_rights = credentials_lines(&format!("{root}CapEff:\t000001ffffffffef\n"));
-        assert_eq!(keeps_rights.map(|known| known.uid), Some(0), "for a user");
-        assert_eq!(credentials_lines("Uid:\t1\t2\nKthread:\t0\n"), None);
-    }
 
     #[test]
     fn this_system_answers() {

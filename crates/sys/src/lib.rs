@@ -28,6 +28,7 @@ pub mod memory;
 pub mod memory_limit;
 pub mod mounts;
 pub mod proc_looks;
+pub mod processes;
 pub mod project_quota;
 pub mod remote;
 pub mod shared_words;

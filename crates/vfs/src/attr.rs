@@ -185,6 +185,9 @@ pub struct SetAttr {
     /// The kernel asks to drop set-user-id, set-group-id and file capabilities with this change (a
     /// write, truncate or chown by someone who may not keep them): `FUSE_HANDLE_KILLPRIV_V2`.
     pub kill_privileges: bool,
+    /// With `kill_privileges`: set-group-id is also dropped from a file that its group may not execute, because the
+    /// caller is outside of the file's group (Linux 6.2 and later, `setattr_should_drop_sgid` in fs/attr.c).
+    pub outside_group: bool,
 }
 
 impl SetAttr {

@@ -169,7 +169,7 @@ fn an_append_only_file_is_appended_to() {
 }
 
 /// A change of content or owner has the same effect on set-id bits on every layer as on the
-/// directory itself, for root and for the owner.
+/// directory itself, for root and for the owner, who is in the file's group or not.
 #[test]
 fn set_id_bits_go_and_stay_as_natively() {
     needs!(as_root());
@@ -178,15 +178,15 @@ fn set_id_bits_go_and_stay_as_natively() {
         let script = r#"
             umask 0; set +e; printf %8192s x >source
             all="a b c d e f g h i j k l m n o p q"
-            for mode in 6777 2644 4755; do for user in 0 1000; do
+            for mode in 6777 2644 4755; do for user in 0 1000; do for group in 1000 2000; do
                 rm -f $all; for file in $all; do [ $file = p ] || [ $file = q ] || cp source $file; done
                 mknod p p; mknod q c 1 3; chown 1000:1000 $all; chmod $mode $all
-                setpriv --reuid $user --regid $user --groups $user,2000 sh -c '
+                setpriv --reuid $user --regid 2000 --groups $group sh -c '
                     printf x >>a; printf x 1<>b; : >c; truncate -s 3 d; truncate -s 8192 e; fallocate -l 16384 f; fallocate -n -l 16384 g
                     fallocate -p -l 4096 h; fallocate -z -l 4096 i; xfs_io -c "copy_range -l 100 source" j; xfs_io -d -c "pwrite -q 0 4096" k
                     chown 1000 l; chown :2000 m; chown "" n; touch o; chown :2000 p; chown "" q'
-                echo "$mode $user: $(stat -c %n%a $all | tr '\n' ' ')"
-            done; done"#;
+                echo "$mode $user $group: $(stat -c %n%a $all | tr '\n' ' ')"
+            done; done; done"#;
         let told = sh(view, script);
         let nameless = rustix::fs::open(view, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o6711)).unwrap();
         rustix::io::write(&nameless, b"x").unwrap();
@@ -195,7 +195,7 @@ fn set_id_bits_go_and_stay_as_natively() {
     let open = |directory: &Path| fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
     let bare = Fixture::bare();
     let natively = script(&bare.source);
-    assert!(natively.contains("2644 1000: a2644 ") && natively.contains("4755 0: a4755 "), "{natively}");
+    assert!(natively.contains("2644 1000 1000: a2644 ") && natively.contains("4755 0 1000: a4755 "), "{natively}");
     let mirrors = [&[][..], crate::mounting::without_passthrough()].map(Fixture::mirror);
     for fixture in mirrors.iter().chain([&Fixture::cage(&["--size=8G"])]) {
         open(&fixture.source);

@@ -55,6 +55,7 @@ impl Door {
             let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
             return Ok(reply.attr(&wire::attr_out(&self.with_sector(header.nodeid, &attr), Duration::ZERO))?);
         }
+        self.judge_group(&caller(header), &node, file.as_deref(), &mut change)?;
         let _locked = self.writeback.lock(header.nodeid);
         let attr = match self.layer.setattr(&caller(header), &node, file.as_deref(), &change) {
             // The times of a protected file cannot be set. Data written to it has a time below.

@@ -19,7 +19,8 @@ use fusewire::{
     abi::{self, fopen},
 };
 use nacre_vfs::{
-    Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr,
+    AnyOpen, Attr, Caller, Coherence, Entry, Errno, Invalidation, Kind, LockKind, LockOwner, Node, OpenFlags, Opened,
+    Scope, SetAttr,
 };
 use parking_lot::Mutex;
 use std::sync::{Arc, atomic::AtomicU64};
@@ -203,8 +204,32 @@ impl Door {
 
     /// Clears set-id bits and capabilities, as the native call would have done for this caller.
     pub(crate) fn kill_privileges(&self, caller: &Caller, node: &Node, file: &Opened) -> Outcome {
-        let change = SetAttr { kill_privileges: true, ..SetAttr::default() };
+        let mut change = SetAttr { kill_privileges: true, ..SetAttr::default() };
+        self.judge_group(caller, node, Some(&**file), &mut change)?;
         self.layer.setattr(caller, node, Some(&**file), &change)?;
+        Ok(())
+    }
+
+    /// Determines [`SetAttr::outside_group`] of a change that drops set-id bits.
+    pub(crate) fn judge_group(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &mut SetAttr) -> Outcome {
+        const SET_GROUP_ID: u32 = 0o2000;
+        const GROUP_EXECUTES: u32 = 0o010;
+        if !change.kill_privileges || change.mode.is_some() {
+            return Ok(());
+        }
+        let attr = self.layer.getattr(caller, node, file)?;
+        if attr.kind == Kind::Directory || attr.mode & (SET_GROUP_ID | GROUP_EXECUTES) != SET_GROUP_ID {
+            return Ok(());
+        }
+        let process = nacre_sys::processes::ids(caller.pid).map_err(|_| Errno::EIO)?;
+        // On mounts that can be idmapped, requests have no ids, which looks like root.
+        let (uid, gid) = match &process {
+            Some(process) if caller.uid == 0 => (process.uid, process.gid),
+            _ => (caller.uid, caller.gid),
+        };
+        // Root may keep the bit (CAP_FSETID).
+        let is_member = gid == attr.gid || process.is_some_and(|process| process.groups.contains(&attr.gid));
+        change.outside_group = uid != 0 && !is_member;
         Ok(())
     }
 

@@ -55,7 +55,7 @@ impl HostShared {
             rustix::fs::utimensat(target, "", &times, AtFlags::EMPTY_PATH).map_err(errno)?;
         }
         if change.kill_privileges {
-            drop_privileges(target, change.mode)?;
+            drop_privileges(target, change)?;
         }
         match (change.mtime, change.ctime) {
             (Some(SetTime::To(mtime)), ChangeTime::To(ctime)) => {
@@ -90,13 +90,13 @@ fn change_mode(target: BorrowedFd<'_>, mode: u32) -> Result<()> {
 }
 
 /// Clears what a change of content or owner by an ordinary user clears: set-user-id, set-group-id
-/// of executables, file capabilities.
-fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> {
-    if mode_set.is_none() {
+/// of executables and of files of other groups, file capabilities.
+fn drop_privileges(target: BorrowedFd<'_>, change: &SetAttr) -> Result<()> {
+    if change.mode.is_none() {
         let mode = u32::from(stat::of_file_timeless(target)?.stx_mode);
         let mut lost = mode & 0o4000;
-        if mode & 0o2010 == 0o2010 {
-            lost |= 0o2000;
+        if mode & 0o2010 == 0o2010 || change.outside_group {
+            lost |= mode & 0o2000;
         }
         if lost != 0 && mode & 0o170_000 != Kind::Directory.mode() {
             change_mode(target, mode & 0o7777 & !lost)?;

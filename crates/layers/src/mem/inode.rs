@@ -196,7 +196,7 @@ impl Inode {
             self.check_size(size)?;
         }
         if change.kill_privileges {
-            body.kill_privileges(self.kind);
+            body.kill_privileges(self.kind, change.outside_group);
         }
         body.uid = change.uid.unwrap_or(body.uid);
         body.gid = change.gid.unwrap_or(body.gid);
@@ -247,15 +247,16 @@ impl Body {
         }
     }
 
-    /// Clears the set-id bits that a write or chown by an unprivileged caller clears.
-    pub(super) fn kill_privileges(&mut self, kind: Kind) {
+    /// Clears the set-id bits that a write or chown by an unprivileged caller clears; the caller may be outside of the
+    /// file's group.
+    pub(super) fn kill_privileges(&mut self, kind: Kind, outside_group: bool) {
         if kind == Kind::Directory {
             return;
         }
         self.mode &= !SET_UID;
-        // Without group x, the bit used to mean mandatory locking and stays (inode_init(9),
-        // chown(2)).
-        if self.mode & GROUP_X != 0 {
+        // Without group x, the bit used to mean mandatory locking and stays for members of the group
+        // (inode_init(9), chown(2)).
+        if self.mode & GROUP_X != 0 || outside_group {
             self.mode &= !SET_GID;
         }
         self.xattrs.remove(&b"security.capability"[..]);

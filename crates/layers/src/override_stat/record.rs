@@ -59,7 +59,7 @@ impl StatRecord {
             Some(mode) => after.mode = mode & 0o7777,
             None if change.kill_privileges && !matches!(self.kind, Some((Kind::Directory, _))) => {
                 after.mode &= !0o4000;
-                if after.mode & 0o010 != 0 {
+                if after.mode & 0o010 != 0 || change.outside_group {
                     after.mode &= !0o2000;
                 }
             }

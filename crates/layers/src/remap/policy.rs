@@ -92,7 +92,7 @@ impl Policies {
         change.gid = back(change.gid, self.chgrp, |id| owners.groups.stored(id))?;
         if owned && change.uid.is_none() && change.gid.is_none() && change.size.is_none() {
             // The set-id bits are cleared with a change of owner; without the change they stay.
-            change.kill_privileges = false;
+            (change.kill_privileges, change.outside_group) = (false, false);
         }
         Ok(())
     }

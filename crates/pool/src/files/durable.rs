@@ -305,6 +305,7 @@ impl<T: Table> Files<T> {
             modified: Some(TimeChange::To(row.modified)),
             changed: ChangedTime::To(row.changed),
             kill_privileges: false,
+            outside_group: false,
             only_longer: false,
             flags: Some(FlagChange { mask: u32::MAX, bits: row.flags }),
             refused_by: 0,

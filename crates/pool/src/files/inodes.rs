@@ -164,6 +164,9 @@ pub struct AttributeChange {
     /// Removes set-user-id, and set-group-id if the group may execute, as a write by another user
     /// does.
     pub kill_privileges: bool,
+    /// With `kill_privileges`: set-group-id is removed also if the group may not execute, as the
+    /// writer is not in the file's group.
+    pub outside_group: bool,
     /// File flags.
     pub flags: Option<FlagChange>,
     /// Flags of a file ([`InodeRow::flags`]) that refuse the change.
@@ -615,7 +618,7 @@ fn apply_change(row: &mut InodeRow, change: &AttributeChange, now: Timestamp) {
     }
     if change.kill_privileges && row.file_type() != Some(FileType::Directory) {
         row.mode &= !SET_USER_ID;
-        if row.mode & GROUP_EXECUTES != 0 {
+        if row.mode & GROUP_EXECUTES != 0 || change.outside_group {
             row.mode &= !SET_GROUP_ID;
         }
     }

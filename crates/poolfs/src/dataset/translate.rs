@@ -159,6 +159,7 @@ pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
             ChangeTime::Stays => ChangedTime::Stays,
         },
         kill_privileges: change.kill_privileges,
+        outside_group: change.outside_group,
         flags: None,
         refused_by: refusing(change),
     }

@@ -189,6 +189,7 @@ fn change(random: &mut Random) -> AttributeChange {
             _ => ChangedTime::To(Timestamp { seconds: random.below(1000) as i64, nanoseconds: 5 }),
         },
         kill_privileges: random.below(4) == 0,
+        outside_group: random.below(2) == 0,
         flags: None,
         refused_by: 0,
     }
