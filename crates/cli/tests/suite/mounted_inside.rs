@@ -3,7 +3,7 @@
 
 use crate::mounting::status::Status;
 use crate::mounting::unions::{branches, over};
-use crate::mounting::{Fixture, as_root, eventually, is_mounted, needs, run, sh, text};
+use crate::mounting::{Fixture, as_root, eventually, images, is_mounted, needs, run, sh, skip, text};
 use rustix::process::Signal;
 use std::fs;
 use std::path::Path;
@@ -184,4 +184,44 @@ fn a_fuse_mount_in_the_source_that_died_is_shown_again_when_it_is_back() {
         }
         fixture.unmount();
     }
+}
+
+/// Btrfs gives a new snapshot the device number of a deleted one, and its files have the inode numbers
+/// and birth times of the same files.
+#[test]
+fn a_snapshot_that_replaces_a_deleted_one_is_shown_and_written() {
+    needs!(as_root());
+    if nacre_sys::kernel_version::kernel_version() < (6, 10) {
+        skip("mounted_inside", "statx(2) does not name subvolumes before Linux 6.10");
+        return;
+    }
+    let outer = Fixture::bare();
+    let (image, host) = (outer.scratch.path().join("image"), outer.directory("host"));
+    if !images::mounted("btrfs", &image, &host) {
+        return;
+    }
+    sh(&host, "btrfs subvolume create vol; echo old > vol/file; echo old > vol/other; mkdir vol/d lower");
+    let replaced = |fixture: &Fixture| {
+        let snapshot = "btrfs subvolume snapshot ../../vol latest";
+        sh(&fixture.source, &format!("echo old > ../../vol/file; {snapshot}"));
+        let shown = |name: &str| fs::read_to_string(fixture.at("latest").join(name)).unwrap_or_default();
+        eventually("the snapshot is shown", || shown("file") == "old\n" && shown("other") == "old\n");
+        let held = fs::File::open(fixture.at("latest/file")).unwrap();
+        sh(&fixture.source, &format!("btrfs subvolume delete latest; echo new > ../../vol/file; {snapshot}"));
+        eventually("the new snapshot is shown", || shown("file") == "new\n");
+        sh(&fixture.mountpoint, "echo more >> latest/file; echo more >> latest/other; echo made > latest/d/made; sync");
+        let below = sh(&fixture.source, "cat latest/file latest/other latest/d/made; btrfs subvolume delete -q latest");
+        assert_eq!(below, "new\nmore\nold\nmore\nmade\n");
+        drop(held);
+    };
+    let lower = host.join("lower");
+    for words in [&["mirror"][..], &["mirror", "--passthrough=off"], &["union"]] {
+        let mut fixture = Fixture::bare_in(tempfile::tempdir_in(&host).unwrap());
+        let (source, mountpoint) = (fixture.source.clone(), fixture.mountpoint.clone());
+        let list = branches(&[(&source, "rw"), (&lower, "ro")]);
+        let what = if words[0] == "union" { list.as_os_str() } else { source.as_os_str() };
+        fixture.start(words, what, &mountpoint);
+        replaced(&fixture);
+    }
+    unmount(&host).unwrap();
 }

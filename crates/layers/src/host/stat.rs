@@ -77,9 +77,20 @@ pub(super) fn births_change(device: u32) {
     }
 }
 
-/// The generation, which distinguishes successive files with one inode number; 0 where the file
-/// system keeps no birth time, or an unreliable one.
+/// Bit of `stx_mask`: the subvolume is known (`STATX_SUBVOL`, Linux 6.10: Btrfs, bcachefs).
+const SUBVOLUME: u32 = 0x8000;
+
+/// The generation, which distinguishes successive files with one inode number: the birth time, and
+/// the subvolume where the file system has some. A snapshot that replaces a deleted one gets its
+/// device number (Btrfs), and has inode numbers and birth times of the same files.
 fn generation(statx: &Statx) -> u64 {
+    let subvolume = if statx.stx_mask & SUBVOLUME == 0 { 0 } else { statx.stx_subvol };
+    // Multiplied by the odd number next to 2^64 divided by the golden ratio: neighbours lie far apart.
+    born(statx) ^ subvolume.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The birth time in nanoseconds; 0 where the file system keeps none, or an unreliable one.
+fn born(statx: &Statx) -> u64 {
     if BIRTHS_CHANGE.load(Ordering::Acquire) && CHANGING_BIRTHS.read().contains(&device(statx)) {
         return 0;
     }
