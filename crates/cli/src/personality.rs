@@ -156,6 +156,26 @@ pub fn may_be_missing(arguments: &[OsString]) -> bool {
     texts.iter().any(says_so) && positionals.get(1).is_some_and(|mountpoint| Path::new(mountpoint).exists())
 }
 
+/// Adds the words `suid` and `dev` of the line of /etc/fstab that mount(8) works on, where root mounts and the
+/// arguments do not say otherwise: mount(8) does not pass them on.
+pub fn with_table_words(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    if !rustix::process::geteuid().is_root() {
+        return arguments;
+    }
+    let Ok(MountCall { texts, positionals, .. }) = mount_call(arguments.iter().cloned()) else { return arguments };
+    let [source, mountpoint] = positionals.as_slice() else { return arguments };
+    let given: Vec<&[u8]> = texts.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b',')).collect();
+    if given.contains(&&b"remount"[..]) {
+        return arguments;
+    }
+    for word in nacre_daemon::fstab::permissive_words(source, Path::new(mountpoint)) {
+        if !given.contains(&format!("no{word}").as_bytes()) {
+            arguments.extend([OsString::from("-o"), OsString::from(word)]);
+        }
+    }
+    arguments
+}
+
 /// Arguments of a mount(8) helper.
 struct MountCall {
     given: Vec<Given>,

@@ -63,6 +63,7 @@ pub fn main() -> ExitCode {
             finish(&program, personality::bindfs(&program, arguments).and_then(|plan| carry_out(&program, plan)))
         }
         Personality::MountProgram => {
+            let arguments = personality::with_table_words(arguments);
             let may_be_missing = personality::may_be_missing(&arguments) && !background::is_background();
             let done = personality::mount_program(&program, arguments).and_then(|plan| {
                 if may_be_missing {

@@ -1,7 +1,7 @@
-//! Users of a mount of a pool, in all mount namespaces: processes with their working directory in it, or with files
-//! of it open or mapped, and mount namespaces that keep it mounted.
+//! Users of a mount, in all mount namespaces: processes with their working directory in it, or with files of it
+//! open or mapped, and mount namespaces that keep it mounted.
 //!
-//! Called by `mounts.rs` when an unmount is refused. Invariants: no request reaches the mount (`STATX_DONT_SYNC`);
+//! Called when an unmount is refused. Invariants: no request reaches the mount (`STATX_DONT_SYNC`);
 //! a process whose `/proc` entries hang is waited for no longer than [`LIMIT`].
 
 use std::{
@@ -30,7 +30,7 @@ struct User {
 }
 
 /// Describes the users of a mount; empty where none can be seen (another user's process, the kernel itself).
-pub(super) fn named(mount: Identity) -> String {
+pub(crate) fn named(mount: Identity) -> String {
     let looked = ProcLooks::default().within(LIMIT, move || words(&users(mount)));
     looked.ok().flatten().unwrap_or_default()
 }

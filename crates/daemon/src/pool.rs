@@ -23,7 +23,6 @@ mod snapshot_directory;
 pub mod start;
 mod telling;
 mod trust;
-mod users;
 
 pub use process::run as serve;
 pub use start::order as serves;

@@ -241,7 +241,9 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
 /// # Errors
 /// It is missing or cannot be used.
 pub fn find_source(plan: &MountPlan) -> Result<(), Failure> {
-    source_name(&spec(plan)?, plan).map(drop)
+    let spec = spec(plan)?;
+    source_name(&spec, plan)?;
+    union::absent::find_any(&spec)
 }
 
 /// Makes a mount accessible to its user alone where the system forbids `allow_other` and nobody requested it (also

@@ -3,7 +3,7 @@
 use crate::{
     clock, control, door,
     failure::{Exit, Failure},
-    mountinfo, opening,
+    mount_users, mountinfo, opening,
     plan::MountPlan,
     report::path_text,
 };
@@ -22,9 +22,26 @@ pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
         failure.what = told;
     }
     match failure.exit {
-        Exit::Busy => failure
-            .next(format!("somebody uses it; `fuser -vm {mountpoint}` says who, `nacre umount --lazy {mountpoint}` detaches it at once")),
+        Exit::Busy => {
+            failure.next(format!("{}; `nacre umount --lazy {mountpoint}` detaches it at once", users(mountpoint)))
+        }
         _ => failure,
+    }
+}
+
+/// Describes the users of the topmost mount at a mount point, or where to look for them.
+fn users(mountpoint: &str) -> String {
+    // Without a mount table, none can be named.
+    let table = mountinfo::read().unwrap_or_default();
+    let entry = table.iter().rfind(|entry| path_text(&entry.mountpoint) == mountpoint);
+    let named = entry.map(|entry| mount_users::named(entry.identity())).unwrap_or_default();
+    if !named.is_empty() {
+        return named;
+    }
+    let below = Path::new(mountpoint);
+    match table.iter().find(|entry| entry.mountpoint != below && entry.mountpoint.starts_with(below)) {
+        Some(nested) => format!("{} is mounted in it", path_text(&nested.mountpoint)),
+        None => format!("another user or the kernel uses it: `fuser -vm {mountpoint}` as root shows more"),
     }
 }
 

@@ -50,6 +50,7 @@ pub(super) fn mount(pool: &Imported, mounts: &dyn Mounts, what: &ToMount) -> Res
         Some(name) if name.contains('@') => return snapshot(pool, mounts, name, what).map(|()| Vec::new()),
         Some(name) => match hidden(pool, mounts, name)? {
             Some(id) => return uncovered(moves::uncover(mounts, &[id])),
+            None if is_repeated(pool, mounts, name, what)? => return Ok(Vec::new()),
             None => vec![one(pool, mounts, name, what)?],
         },
     };
@@ -71,6 +72,19 @@ fn hidden(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Result<Option<u64
     let hidden = mounts.hidden();
     let id = Objects::now(pool, mounts).filesystem("open", name)?;
     Ok(hidden.contains(&id).then_some(id))
+}
+
+/// Whether mount(8) asks for a mount that exists at this place: `mount -a` does so for lines of fstab whose source, type
+/// or root differs from those in the table of mounts.
+fn is_repeated(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Result<bool, Refusal> {
+    let id = Objects::now(pool, mounts).filesystem("open", name)?;
+    Ok(is_at(mounts, What::head(id), what))
+}
+
+/// Whether an object is mounted where mount(8) asks for it, and the options are not to be changed.
+fn is_at(mounts: &dyn Mounts, object: What, what: &ToMount) -> bool {
+    let Some(at) = what.at.as_ref().filter(|_| !what.words.iter().any(|word| word == "remount")) else { return false };
+    mounts.mounted().iter().any(|mounted| mounted.what == object && mounted.at == *at)
 }
 
 fn uncovered(failed: Vec<String>) -> Result<Vec<String>, Refusal> {
@@ -137,6 +151,9 @@ fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) ->
             "it is in .zfs/snapshot of its file system; elsewhere: mount -t fuse.nacre fs:{name} DIRECTORY"
         )));
     };
+    if is_at(mounts, snapshot, what) {
+        return Ok(());
+    }
     words(&mut options, &what.words)?;
     options = MountOptions {
         source: name.to_owned(),

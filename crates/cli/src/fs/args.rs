@@ -211,8 +211,9 @@ pub fn dataset<'a>(program: &str, positionals: &'a [OsString]) -> Option<&'a str
     first.strip_prefix("fs:").or((program == "mount.zfs").then_some(first))
 }
 
-/// Words for mount(8) and fstab alone, which are dropped.
-const OF_MOUNT: [&str; 15] = [
+/// Words for mount(8) and fstab alone, and words for every type of file system that change nothing here; they are
+/// dropped. Access times follow the properties `atime` and `relatime`.
+const OF_MOUNT: [&str; 23] = [
     "zfsutil",
     "auto",
     "noauto",
@@ -227,6 +228,14 @@ const OF_MOUNT: [&str; 15] = [
     "norelatime",
     "diratime",
     "nodiratime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "iversion",
+    "noiversion",
+    "silent",
+    "loud",
     "async",
 ];
 

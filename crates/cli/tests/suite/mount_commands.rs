@@ -210,7 +210,10 @@ fn unmounting_goes_on_after_a_failure_and_follows_links() {
     let output = run(nacre(), words);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "the code is that of the first failure: {said}");
-    assert!(said.contains("nothing is mounted at") && said.contains("fuser -vm"), "each failure is told: {said}");
+    assert!(
+        said.contains("nothing is mounted at") && said.contains("open; `nacre umount --lazy"),
+        "each failure is told: {said}"
+    );
     assert!(is_mounted(&first.mountpoint) && !is_mounted(&second.mountpoint), "{said}");
     drop(open);
 }
@@ -501,6 +504,21 @@ fn mount_8_mounts_it_from_a_table() {
     assert!(run("mount", ["-a", "-T", table.to_str().unwrap()]).status.success());
     assert_eq!(crate::mounting::mounts_below(&fixture.mountpoint).len(), 1);
     unmount_by("umount", &[mountpoint.as_ref()]);
+    // mount(8) keeps `suid` and `dev` for itself: they are read from the system's table.
+    if Path::new("/etc/fstab").exists() {
+        let line = format!("{source} {mountpoint} fuse.nacre suid,noauto 0 0\n");
+        fs::write(&table, line).unwrap();
+        assert!(run("mount", ["--bind", table.to_str().unwrap(), "/etc/fstab"]).status.success());
+        let output = run("mount", [mountpoint]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let options = mount_entry(&fixture.mountpoint).unwrap().2;
+        assert!(!options.contains("nosuid") && options.contains("nodev"), "{options}");
+        unmount_by("umount", &[mountpoint.as_ref()]);
+        assert!(run("mount", ["-o", "nosuid", mountpoint]).status.success());
+        assert!(mount_entry(&fixture.mountpoint).unwrap().2.contains("nosuid"));
+        unmount_by("umount", &[mountpoint.as_ref()]);
+        assert!(run("umount", ["/etc/fstab"]).status.success());
+    }
     // A cage over the directory itself: `mount -a` makes it once, however often it is called.
     let line =
         format!("cage:{source} {source} fuse.nacre size=1M,inodes=10,state={},nofail 0 0\n", fixture.state().display());

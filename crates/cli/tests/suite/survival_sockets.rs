@@ -1,7 +1,7 @@
 //! How commands find mounts that survive their process, during a failover and where the runtime
 //! directory is full.
 
-use crate::mounting::{as_root, eventually, finish, nacre, needs, run, text};
+use crate::mounting::{Fixture, as_root, eventually, finish, nacre, needs, run, status::Status, text};
 use crate::surviving::Guarded;
 use rustix::process::Signal;
 use std::{fs::File, process::Command};
@@ -49,6 +49,24 @@ fn a_death_with_a_full_runtime_directory_costs_no_control_socket() {
         place.path().display()
     );
     assert_eq!(said, format!("0: \n1: {missing}\n0: \n"));
+}
+
+#[test]
+fn status_names_a_stopped_process_without_a_socket() {
+    needs!(as_root());
+    let (fixture, other) = (Fixture::mirror(&[]), Fixture::mirror(&[]));
+    let socket = Status::of(&fixture.mountpoint).number("pid");
+    let sockets = std::fs::read_dir("/run/nacre").unwrap().flatten().map(|entry| entry.path());
+    let its_own = |path: &std::path::PathBuf| path.to_string_lossy().contains(&format!("{socket}"));
+    for path in sockets.filter(its_own) {
+        std::fs::remove_file(path).unwrap();
+    }
+    fixture.signal(Signal::STOP);
+    let said = run(nacre(), ["status"]);
+    fixture.signal(Signal::CONT);
+    let expected = format!("nacre: the mount at {} does not answer", fixture.mountpoint.display());
+    assert!(text(&said.stderr).contains(&expected), "{}", text(&said.stderr));
+    assert!(text(&said.stdout).contains(other.mountpoint.to_str().unwrap()), "{}", text(&said.stdout));
 }
 
 #[test]

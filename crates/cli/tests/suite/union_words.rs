@@ -275,6 +275,12 @@ fn a_branch_that_is_missing_comes_in_when_it_is_there() {
     let none = union(["-o", "nofail", &format!("{0}/no:{0}/none", fixture.scratch.path().display()), mountpoint]);
     assert_eq!(none.status.code(), Some(3));
     assert!(text(&none.stderr).contains("no branch is there"), "{}", text(&none.stderr));
+    // A line of fstab is left out.
+    let program = fixture.scratch.path().join("mount.fuse.nacre");
+    std::os::unix::fs::symlink(nacre(), &program).unwrap();
+    let source = format!("union:{0}/no:{0}/none", fixture.scratch.path().display());
+    let left_out = run(&program, [&source, mountpoint, "-o", "rw,nofail"]);
+    assert!(left_out.status.success() && text(&left_out.stderr).contains("left out"), "{}", text(&left_out.stderr));
 }
 
 #[test]

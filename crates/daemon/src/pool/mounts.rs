@@ -31,9 +31,8 @@ use super::{
     shares::Shares,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
-    users,
 };
-use crate::{control_sockets::ControlSockets, report::path_text};
+use crate::{control_sockets::ControlSockets, mount_users, report::path_text};
 
 /// Time for the kernel's RELEASE: it is sent some time after close(2) has returned, so a file that seems open may
 /// be closed already.
@@ -429,7 +428,7 @@ impl FuseMounts {
         if clients.is_empty() {
             return Ok(());
         }
-        let local = users::named(identity);
+        let local = mount_users::named(identity);
         let all = if local.is_empty() { clients } else { format!("{local}; {clients}") };
         Err(busy(live, format!("{all}: end that, or use -f, which cuts it off")))
     }
@@ -768,7 +767,7 @@ impl Live {
 
 /// Returns advice that names the users of a mount, as far as they can be seen.
 fn in_use(live: &Live) -> String {
-    let users = live.carrier.mount.identity().map(users::named).unwrap_or_default();
+    let users = live.carrier.mount.identity().map(mount_users::named).unwrap_or_default();
     if users.is_empty() {
         "it is in use, by the kernel or another user: `fuser -vm` says more; -f cuts all users off".to_owned()
     } else {
@@ -829,7 +828,7 @@ fn end(live: &Live, force: bool) -> Result<(), Refusal> {
         tracing::error!(%refusal, "a mount ends without all that was written to it");
     }
     if mount.unmount(false).is_err() {
-        let users = mount.identity().map(users::named).unwrap_or_default();
+        let users = mount.identity().map(mount_users::named).unwrap_or_default();
         tracing::warn!(at = %live.at.display(), users, "a mount is cut off from its users");
         // Nothing can take it out of the tree: it stays as it is.
         if is_hidden() {

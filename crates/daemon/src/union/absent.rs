@@ -8,6 +8,7 @@
 use crate::{
     clock,
     failure::{Exit, Failure},
+    fstab::{self, FstabLine},
     mountinfo,
     report::path_text,
 };
@@ -22,10 +23,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
     fs,
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        fs::MetadataExt,
-    },
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -86,8 +84,7 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
         return Ok(Vec::new());
     }
     if missing.len() == union.branch.0.len() {
-        let what = format!("no branch is there: {}", names());
-        return Err(Failure::new(what).exit(Exit::NotFound).next("a union needs one branch at least"));
+        return Err(none_of(&union.branch.0));
     }
     let all = std::mem::take(&mut union.branch.0);
     let mut absent = Vec::new();
@@ -100,6 +97,29 @@ pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<
         }
     }
     Ok(absent)
+}
+
+/// Checks that one branch of a union at least exists, unless branches are waited for.
+///
+/// # Errors
+/// All are missing.
+pub fn find_any(spec: &StackSpec) -> Result<(), Failure> {
+    let union =
+        spec.layers.iter().find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None });
+    let Some(union) = union else { return Ok(()) };
+    let options = union.options().map_err(|error| Failure::usage(error.to_string()))?;
+    let exists = |branch: &BranchSpec| branch.directories().into_iter().all(Path::is_dir);
+    if options.mount_timeout.is_zero() && !union.branch.0.iter().any(exists) {
+        return Err(none_of(&union.branch.0));
+    }
+    Ok(())
+}
+
+/// Makes the failure for a union of which all branches are missing.
+fn none_of(branches: &[BranchSpec]) -> Failure {
+    let names: Vec<String> = branches.iter().map(|branch| path_text(&branch.name())).collect();
+    let what = format!("no branch is there: {}", names.join(", "));
+    Failure::new(what).exit(Exit::NotFound).next("a union needs one branch at least")
 }
 
 impl From<Absent> for (OsString, Vec<OsString>) {
@@ -182,7 +202,7 @@ impl Mounts {
     fn now() -> Result<Mounts, Failure> {
         let present = mountinfo::read()?.into_iter().map(|entry| entry.mountpoint).collect();
         // Without fstab, none are planned.
-        let planned = fs::read("/etc/fstab").map(|text| planned(&text)).unwrap_or_default();
+        let planned = planned(fstab::lines());
         Ok(Mounts { present, planned })
     }
 
@@ -210,47 +230,16 @@ impl Mounts {
     }
 }
 
-/// Returns the mount points in fstab(5); without the root, which always exists.
-fn planned(text: &[u8]) -> Vec<PathBuf> {
-    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii_start().starts_with(b"#"));
-    let second = |line: &[u8]| {
-        let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
-        fields.nth(1).map(|field| PathBuf::from(OsString::from_vec(unescaped(field))))
-    };
-    lines.filter_map(second).filter(|place| place.is_absolute() && place != Path::new("/")).collect()
-}
-
-/// Decodes the octal escapes of fstab (`\040` is a blank).
-fn unescaped(field: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((byte, after)) = rest.split_first() {
-        let code =
-            (*byte == b'\\').then(|| after.get(..3)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
-        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(code) => {
-                bytes.push(code);
-                rest = after.get(3..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(*byte);
-                rest = after;
-            }
-        }
-    }
-    bytes
+/// Mount points of fstab(5); without the root, which always exists.
+fn planned(lines: Vec<FstabLine>) -> Vec<PathBuf> {
+    let places = lines.into_iter().map(|line| line.mountpoint);
+    places.filter(|place| place.is_absolute() && place != Path::new("/")).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use nacre_union::BranchMode;
-
-    #[test]
-    fn fstab_tells_what_is_to_be_mounted() {
-        let text = b"# a comment\nUUID=5 / ext4 defaults 0 1\n/dev/sdb1\t/mnt/disk1 xfs nofail 0 0\nLABEL=x /mnt/a\\040b ext4 defaults\nUUID=9 none swap sw 0 0\n\n";
-        assert_eq!(planned(text), [PathBuf::from("/mnt/disk1"), PathBuf::from("/mnt/a b")]);
-    }
 
     #[test]
     fn a_branch_is_there_when_its_file_system_is() {
