@@ -11,19 +11,28 @@ use nacre_admin::pool::Survives;
 use nacre_daemon::{
     control::{self, FoundMounts, Peer},
     failure::{Exit, Failure},
-    kernel_engine, mountinfo,
+    kernel_engine,
+    mountinfo::{self, MountEntry},
     pool::expected,
     report::{DETACHED, OperationReport, Report, path_text, printable, tell_detached, tree},
     runtime::{self, Whose},
 };
+use nacre_sys::proc_looks::ProcLooks;
+use rustix::io::Errno;
 use std::{
+    collections::BTreeMap,
     io::{IsTerminal, Write},
     path::PathBuf,
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// Maximum time between the start of a mount and its control socket.
 const BEING_MADE: Duration = Duration::from_millis(300);
+/// Deadline for all mounts without an answering control socket to answer statfs(2).
+const STATFS_LIMIT: Duration = Duration::from_secs(2);
+/// Least time that each of them has.
+const SHORTEST_LOOK: Duration = Duration::from_millis(100);
 /// File in the runtime directory that records that the hint about mounts of other users was given.
 const OTHER_USERS_HINT: &str = "other-users.hint";
 
@@ -139,7 +148,7 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
         clock::pause(BEING_MADE);
         (found, unheard) = ask(mountpoints, everybody);
     }
-    let Unheard { dead, mute } = unheard;
+    let Unheard { dead, mute, stuck } = unheard;
     if told {
         found.tell_silent();
     }
@@ -151,6 +160,9 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
         tell_detached(found.peers.iter().map(|peer| (&peer.report.mountpoint, peer.report.detached, peer.report.pid)));
         for place in &mute {
             let _ = writeln!(std::io::stderr(), "nacre: {}", tell_mute(place));
+        }
+        for place in &stuck {
+            let _ = writeln!(std::io::stderr(), "nacre: {}", tell_stuck(place));
         }
         for place in &dead {
             let _ = writeln!(
@@ -180,6 +192,9 @@ fn gather_and(mountpoints: &[PathBuf], everybody: bool, told: bool) -> Result<Ve
             }
             if mute.contains(&text) {
                 return Failure::new(tell_mute(&text));
+            }
+            if stuck.contains(&text) {
+                return Failure::new(tell_stuck(&text));
             }
             Failure::new(format!("no mount of nacre answers at {text}"))
                 .exit(Exit::NotFound)
@@ -218,9 +233,16 @@ fn tell_mute(place: &str) -> String {
     )
 }
 
+/// Returns the notice about a mount whose process answers neither at a control socket nor requests of the kernel.
+fn tell_stuck(place: &str) -> String {
+    format!("the mount at {place} does not answer: its process is stopped, or waits for something")
+}
+
 /// Mounts of nacre without an answering control socket, by their mount points.
 #[derive(Default)]
 struct Unheard {
+    /// Their process does not answer requests.
+    stuck: Vec<String>,
     /// Their process has ended.
     dead: Vec<String>,
     /// They are served under the type `fuse.nacre` (mounts of other types may be another
@@ -230,24 +252,40 @@ struct Unheard {
 
 /// Checks mounts of nacre that are not among the answering ones with statfs.
 fn unheard(served: &[Peer]) -> Unheard {
-    use rustix::io::Errno;
     let own = Some(rustix::process::geteuid().as_raw());
     let mut unheard = Unheard::default();
+    let end = Instant::now() + STATFS_LIMIT;
     // Without a mount table, there are none to report.
     for entry in mountinfo::read().unwrap_or_default() {
         let text = path_text(&entry.mountpoint);
         if !entry.is_served() || entry.user() != own || served.iter().any(|peer| peer.report.mountpoint == text) {
             continue;
         }
-        // Attributes may be answered from the kernel's cache; statfs is always a request. This
-        // process serves no mount itself, so it cannot wait for itself.
-        match rustix::fs::statfs(&entry.mountpoint) {
-            Ok(_) if entry.kind == "fuse.nacre" => unheard.mute.push(text),
-            Err(Errno::NOTCONN) => unheard.dead.push(text),
-            Ok(_) | Err(_) => {}
+        // Attributes may be answered from the kernel's cache; statfs is always a request. This process serves no mount
+        // itself, so it cannot wait for itself.
+        let is_ours = entry.kind == "fuse.nacre";
+        let limit = end.saturating_duration_since(Instant::now()).max(SHORTEST_LOOK);
+        match answer_of_statfs(&entry, limit) {
+            None => unheard.stuck.push(text),
+            Some(Ok(())) if is_ours => unheard.mute.push(text),
+            Some(Err(Errno::NOTCONN)) => unheard.dead.push(text),
+            Some(_) => {}
         }
     }
     unheard
+}
+
+/// Result of statfs(2) on a mount; `None` if its process does not answer within `limit`.
+fn answer_of_statfs(entry: &MountEntry, limit: Duration) -> Option<Result<(), Errno>> {
+    /// By mount id: a mount has at most one thread that waits for it, however often `nacre top` asks.
+    static LOOKS: Mutex<BTreeMap<u64, Arc<ProcLooks>>> = Mutex::new(BTreeMap::new());
+    let looks = {
+        let mut all = LOOKS.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(entry.id).or_default())
+    };
+    let place = entry.mountpoint.clone();
+    // Without a thread, nothing is known of the mount.
+    looks.within(limit, move || rustix::fs::statfs(&place).map(drop)).ok().flatten()
 }
 
 /// Escapes texts of a report: other users' processes may send anything, and no control sequence may
