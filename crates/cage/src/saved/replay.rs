@@ -44,7 +44,7 @@ pub(super) fn read(directory: &StateDir, identity: &Identity, boot: BootId) -> R
     };
     let committed = checkpoint.generation;
     if checkpoint.root != (identity.root.ino, identity.root.generation) {
-        tracing::warn!(
+        tracing::info!(
             state = %directory.path().display(),
             "another directory is at this path than before (made anew, or its file system is not mounted): its content is counted"
         );
