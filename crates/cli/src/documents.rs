@@ -170,7 +170,7 @@ fn family(name: &str) -> &str {
 fn files(name: &str) -> Roff {
     const SOCKETS: (&str, &str) = (
         "/run/nacre",
-        "Sockets of the processes that serve root's mounts (of others: $XDG_RUNTIME_DIR/nacre, or /tmp/nacre-UID, where that name is taken /tmp/nacre-UID-UUID)",
+        "Sockets of the processes that serve root's mounts, and locks of the branches that their unions write to (of others: $XDG_RUNTIME_DIR/nacre, or /tmp/nacre-UID, where that name is taken /tmp/nacre-UID-UUID)",
     );
     const FUSE: (&str, &str) =
         ("/etc/fuse.conf", "Whether ordinary users may show their mounts to others (user_allow_other)");

@@ -8,7 +8,10 @@ use crate::{
     report::path_text,
     union,
 };
-use nacre_layers::{context::Context, settings::RemapSpec};
+use nacre_layers::{
+    context::{Context, LockDirectory},
+    settings::RemapSpec,
+};
 use nacre_stack::{
     Stack,
     spec::{LayerSpec, StackSpec},
@@ -29,6 +32,10 @@ use std::{
 pub fn surroundings() -> Result<Context, Failure> {
     let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
     context.tell = Arc::new(crate::hooks::tell);
+    context.lock_directory = match crate::runtime::own() {
+        Ok(directory) => LockDirectory::At(directory),
+        Err(failure) => LockDirectory::Unusable(failure.to_string()),
+    };
     // Rate limits and directory services may block for long: another thread serves the queue meanwhile, and killing
     // the caller ends the wait.
     context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {

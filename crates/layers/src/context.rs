@@ -71,6 +71,18 @@ pub trait Devices: Send + Sync {
     fn size(&self, major: u32, minor: u32) -> Option<u64>;
 }
 
+/// Directory of the lock files by which unions claim their branches. Only the mounter may enter it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LockDirectory {
+    /// No lock files: all unions are in this process, and their owner keeps their branches apart.
+    #[default]
+    Off,
+    /// The directory.
+    At(PathBuf),
+    /// There is none, for this reason.
+    Unusable(String),
+}
+
 /// The environment of a stack.
 #[derive(Clone)]
 pub struct Context {
@@ -94,6 +106,8 @@ pub struct Context {
     pub reached: HashMap<PathBuf, PathBuf>,
     /// Store in which a union records its numbers for a successor process, if there may be one.
     pub left_numbers: Option<Arc<dyn LeftNumbers>>,
+    /// Where unions lock their branches.
+    pub lock_directory: LockDirectory,
     /// Reports events.
     pub tell: Tell,
 }

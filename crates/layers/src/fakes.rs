@@ -142,6 +142,7 @@ pub fn context(uid: u32) -> Context {
         watch_group: None,
         reached: Default::default(),
         left_numbers: None,
+        lock_directory: Default::default(),
         tell: tell_nobody(),
     }
 }

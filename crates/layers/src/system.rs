@@ -80,6 +80,7 @@ impl Context {
             watch_group: None,
             reached: Default::default(),
             left_numbers: None,
+            lock_directory: Default::default(),
             tell: tell_nobody(),
         })
     }

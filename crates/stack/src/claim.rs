@@ -1,28 +1,29 @@
 //! Claims of writable branches: only one union writes to a directory, as a second one would clear away what the first
 //! is building there.
 //!
-//! Called when a branch is opened or becomes writable. A claim is two locks that go with the process:
+//! Called when a branch is opened or becomes writable. A claim is a set of locks that go with the process, on files in
+//! the mounter's runtime directory ([`LockDirectory`]), one for each directory, named by its device and inode:
 //!
 //! | the union's own directories | branch's top directory | work directory |
 //! |---|---|---|
 //! | always there | shared | exclusive |
 //! | on demand | exclusive | |
 //!
-//! Everybody who may read a branch can lock its top directory: a lock of another user's process is reported and keeps
-//! nobody from mounting.
+//! The work directory itself is locked as well where only its owner may open it: older versions and processes with
+//! another runtime directory (containers) recognize the union by that lock.
+//!
+//! Invariant: no lock is on a file or directory that another user can open. A lock there (of `flock(1)`, of a program
+//! that inherited it) says nothing about unions and cannot refuse a mount.
 
 use super::union::BranchError;
 use crate::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
-use nacre_layers::context::Context;
+use nacre_layers::context::{Context, LockDirectory};
 use nacre_union::BranchMode;
 use nacre_vfs::Errno;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, Stat};
 use std::{
     fs, io,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -36,8 +37,36 @@ const SHORT_PATIENCE: usize = 60;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The locks that keep other unions from writing to a branch.
+#[derive(Default)]
 pub(super) struct Claim {
-    _locked: Vec<OwnedFd>,
+    files: Vec<LockFile>,
+    /// The work directory, where it is locked itself.
+    _work: Option<OwnedFd>,
+}
+
+/// A locked file of the lock directory.
+struct LockFile {
+    path: PathBuf,
+    file: OwnedFd,
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        // Nobody else has it: a process that waits for the lock sees that the file is no longer there. A file that stays
+        // (its process was killed) is removed by the next reader of the directory.
+        let is_free = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if is_free && is_at(&self.file, &self.path) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Result of an attempt to lock a file or directory.
+enum Attempt<T> {
+    Locked(T),
+    /// Another process has the lock.
+    Held,
+    Failed(io::Error),
 }
 
 /// What of a branch is locked.
@@ -62,21 +91,31 @@ pub(super) fn claim(
     warnings: &mut Vec<String>,
 ) -> Result<Option<Claim>, BranchError> {
     let Some(claimed) = claimed(branch, mode, on_demand, context) else { return Ok(None) };
-    let mut locked = Vec::new();
     let wanted = match &claimed.work {
         Some(_) => FlockOperation::NonBlockingLockShared,
         None => FlockOperation::NonBlockingLockExclusive,
     };
-    locked.extend(lock(&claimed, &claimed.top, wanted, warnings)?);
+    let mut claim = Claim::default();
+    // A branch may be named by a link.
+    let Ok(top) = rustix::fs::stat(&claimed.top) else { return Ok(None) };
+    claim.files.extend(lock_file(&claimed, &top, wanted, context, warnings)?);
     if let Some(work) = &claimed.work {
         match rustix::fs::mkdir(work, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             // The union says what it lacks, in its own words.
             Err(_) => return Ok(None),
         }
-        locked.extend(lock(&claimed, work, FlockOperation::NonBlockingLockExclusive, warnings)?);
+        let Ok(stat) = rustix::fs::statat(CWD, work, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(None) };
+        let exclusive = FlockOperation::NonBlockingLockExclusive;
+        claim.files.extend(lock_file(&claimed, &stat, exclusive, context, warnings)?);
+        claim._work = match patiently(&claimed, || lock_work(work)) {
+            Attempt::Locked(work) => work,
+            Attempt::Held => return Err(is_written(&claimed)),
+            // Its file system has no locks, or the union reports the error in its own words.
+            Attempt::Failed(_) => None,
+        };
     }
-    Ok(Some(Claim { _locked: locked }))
+    Ok(Some(claim))
 }
 
 fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode, on_demand: bool, context: &Context) -> Option<Claimed<'a>> {
@@ -105,81 +144,143 @@ fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode, on_demand: bool, conte
     leaf.filter(|_| mode.writable())
 }
 
-/// Locks a directory. `None` where that is not possible; only a lock of another union is an error.
-#[expect(clippy::disallowed_methods, reason = "another process has the lock, and no call waits for it with an end")]
-fn lock(
+/// Locks the file of a directory. `None` where that is not possible; only a lock of another union is an error.
+fn lock_file(
     claimed: &Claimed<'_>,
-    path: &Path,
+    directory: &Stat,
     wanted: FlockOperation,
+    context: &Context,
     warnings: &mut Vec<String>,
-) -> Result<Option<OwnedFd>, BranchError> {
-    // A branch may be named by a link.
-    let follow = if path == claimed.top { OFlags::empty() } else { OFlags::NOFOLLOW };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | follow;
-    let Ok(directory) = rustix::fs::open(path, flags, Mode::empty()) else { return Ok(None) };
-    let mut locked = rustix::fs::flock(&directory, wanted);
-    for _ in 1..claimed.attempts {
-        if locked != Err(rustix::io::Errno::WOULDBLOCK) || is_held_by_others(directory.as_fd()) {
-            break;
+) -> Result<Option<LockFile>, BranchError> {
+    let place = match &context.lock_directory {
+        LockDirectory::Off => return Ok(None),
+        LockDirectory::At(place) => place,
+        LockDirectory::Unusable(why) => {
+            warnings.push(unclaimed(claimed, why));
+            return Ok(None);
         }
-        thread::sleep(PAUSE);
-        locked = rustix::fs::flock(&directory, wanted);
-    }
-    let why = match locked {
-        Ok(()) => return Ok(Some(directory)),
-        Err(rustix::io::Errno::WOULDBLOCK) if is_held_by_others(directory.as_fd()) => {
-            "a process of another user has locked it".to_owned()
-        }
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            return Err(BranchError {
-                what: format!(
-                    "branch {} is written by another union; a branch that several unions share has to be ro in all of them",
-                    claimed.branch.display()
-                ),
-                reason: Some(Errno::EBUSY),
-            });
-        }
-        Err(error) => io::Error::from(error).to_string(),
     };
-    warnings
-        .push(format!("branch {}: nothing keeps another union from writing to it ({why})", claimed.branch.display()));
-    Ok(None)
+    let (major, minor) = (rustix::fs::major(directory.st_dev), rustix::fs::minor(directory.st_dev));
+    let path = place.join(format!(".branch-{major:x}:{minor:x}:{:x}.lock", directory.st_ino));
+    match patiently(claimed, || locked_file(&path, wanted)) {
+        Attempt::Locked(file) => Ok(Some(LockFile { path: path.clone(), file })),
+        Attempt::Held => Err(is_written(claimed)),
+        Attempt::Failed(error) => {
+            warnings.push(unclaimed(claimed, &error));
+            Ok(None)
+        }
+    }
 }
 
-/// Whether all locks of a directory are those of users who could not have mounted a union that writes here: neither root
-/// nor we. Holders that cannot be seen count as unions.
-fn is_held_by_others(directory: BorrowedFd<'_>) -> bool {
-    let (Ok(stat), Ok(locks)) = (rustix::fs::fstat(directory), fs::read_to_string("/proc/locks")) else { return false };
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let place = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
-    let own = rustix::process::geteuid().as_raw();
-    let mut holders = 0;
-    for line in locks.lines().filter(|line| !line.contains("->")) {
-        // `1: FLOCK ADVISORY WRITE 123 08:01:456 0 EOF`
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let (Some(&"FLOCK"), Some(holder), Some(of)) = (fields.get(1), fields.get(4), fields.get(5)) else { continue };
-        if *of != place {
-            continue;
+/// Makes an attempt again as long as another process has the lock, which may be ending.
+#[expect(clippy::disallowed_methods, reason = "another process has the lock, and no call waits for it with an end")]
+fn patiently<T>(claimed: &Claimed<'_>, attempt: impl Fn() -> Attempt<T>) -> Attempt<T> {
+    for _ in 1..claimed.attempts {
+        match attempt() {
+            Attempt::Held => thread::sleep(PAUSE),
+            done => return done,
         }
-        let user = fs::metadata(format!("/proc/{holder}")).map(|process| process.uid());
-        if !user.is_ok_and(|user| user != 0 && user != own) {
-            return false;
-        }
-        holders += 1;
     }
-    holders > 0
+    attempt()
+}
+
+/// Opens and locks a lock file, made where it is missing.
+fn locked_file(path: &Path, wanted: FlockOperation) -> Attempt<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => file,
+        Err(error) => return Attempt::Failed(error.into()),
+    };
+    match rustix::fs::flock(&file, wanted) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Attempt::Held,
+        Err(error) => return Attempt::Failed(error.into()),
+    }
+    // Its holder may have removed it meanwhile, and another process may have made a new one.
+    if is_at(&file, path) { Attempt::Locked(file) } else { Attempt::Held }
+}
+
+/// Whether an open file still has this path.
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    let identity = |stat: Stat| (stat.st_dev, stat.st_ino);
+    let there = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map(identity);
+    there.is_ok() && rustix::fs::fstat(file).map(identity) == there
+}
+
+/// Locks a work directory that nobody but its owner, the mounter, may open; other directories are left unlocked.
+fn lock_work(path: &Path) -> Attempt<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(|directory| {
+        let stat = rustix::fs::fstat(&directory)?;
+        Ok((directory, stat))
+    });
+    let (directory, stat) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return Attempt::Failed(error.into()),
+    };
+    if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
+        return Attempt::Locked(None);
+    }
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Attempt::Locked(Some(directory)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Attempt::Held,
+        Err(error) => Attempt::Failed(error.into()),
+    }
+}
+
+fn is_written(claimed: &Claimed<'_>) -> BranchError {
+    BranchError {
+        what: format!(
+            "branch {} is written by another union; a branch that several unions share has to be ro in all of them",
+            claimed.branch.display()
+        ),
+        reason: Some(Errno::EBUSY),
+    }
+}
+
+fn unclaimed(claimed: &Claimed<'_>, why: impl std::fmt::Display) -> String {
+    format!("branch {}: nothing keeps another union from writing to it ({why})", claimed.branch.display())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const EXCLUSIVE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+
+    fn locked(path: &Path) -> LockFile {
+        match locked_file(path, EXCLUSIVE) {
+            Attempt::Locked(file) => LockFile { path: path.to_owned(), file },
+            Attempt::Held => panic!("it is held"),
+            Attempt::Failed(error) => panic!("{error}"),
+        }
+    }
+
     #[test]
-    fn our_own_lock_is_no_strangers() {
+    fn a_lock_file_is_there_as_long_as_its_lock() {
         let place = tempfile::tempdir().unwrap();
-        let directory = fs::File::open(place.path()).unwrap();
-        assert!(!is_held_by_others(directory.as_fd()), "nobody has locked it");
-        rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert!(!is_held_by_others(directory.as_fd()));
+        let path = place.path().join("lock");
+        let held = locked(&path);
+        assert!(matches!(locked_file(&path, EXCLUSIVE), Attempt::Held));
+        assert!(matches!(locked_file(&path, FlockOperation::NonBlockingLockShared), Attempt::Held));
+        drop(held);
+        assert!(!path.exists());
+        // A file that was removed and made again by another process is that process's.
+        let removed = locked(&path);
+        fs::remove_file(&path).unwrap();
+        let _other = locked(&path);
+        drop(removed);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_work_directory_that_others_may_open_is_not_locked() {
+        use std::os::unix::fs::PermissionsExt;
+        let place = tempfile::tempdir().unwrap();
+        for (mode, is_locked) in [(0o700, true), (0o755, false), (0o770, false)] {
+            fs::set_permissions(place.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let attempt = lock_work(place.path());
+            assert!(matches!(&attempt, Attempt::Locked(lock) if lock.is_some() == is_locked), "{mode:o}");
+        }
     }
 }

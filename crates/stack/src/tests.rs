@@ -191,12 +191,13 @@ fn changes_of_branches_are_noted_before_anybody_sees_them() {
 
 #[test]
 fn a_pool_claims_a_branch_without_a_directory_of_its_own() {
-    let place = tempfile::tempdir().unwrap();
+    let (place, locks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let context = claiming(locks.path());
     let branch = place.path().display();
     let (pool, copying) = (format!("union:branch={branch}=rw,option=category.create=ff"), format!("union:{branch}=rw"));
-    let taken = |line: &str| build(&spec(line), &context(0)).map(drop).map_err(|error| error.to_string());
+    let taken = |line: &str| build(&spec(line), &context).map(drop).map_err(|error| error.to_string());
     for first in [&pool, &copying] {
-        let stack = built(first);
+        let stack = build(&spec(first), &context).unwrap();
         for second in [&pool, &copying] {
             assert!(taken(second).unwrap_err().contains("is written by another union"), "{second} beside {first}");
         }
@@ -205,4 +206,26 @@ fn a_pool_claims_a_branch_without_a_directory_of_its_own() {
     }
     assert_eq!(taken(&pool), Ok(()));
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left on the branch");
+    assert_eq!(std::fs::read_dir(locks.path()).unwrap().count(), 0, "no lock file is left");
+}
+
+/// Every process that may read a branch can lock its directory, and leave the lock to its children.
+#[test]
+fn locks_of_other_programs_on_a_branch_keep_no_union_away() {
+    use rustix::fs::{FlockOperation, flock};
+    let (place, locks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let context = claiming(locks.path());
+    let top = std::fs::File::open(place.path()).unwrap();
+    flock(&top, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let branch = place.path().display();
+    for line in [format!("union:branch={branch}=rw,option=category.create=ff"), format!("union:{branch}=rw")] {
+        let stack = build(&spec(&line), &context).unwrap_or_else(|error| panic!("{line}: {error}"));
+        assert_eq!(stack.warnings, [""; 0], "{line}");
+    }
+}
+
+/// Context of unions that lock their branches in this directory.
+fn claiming(locks: &std::path::Path) -> nacre_layers::context::Context {
+    let lock_directory = nacre_layers::context::LockDirectory::At(locks.to_owned());
+    nacre_layers::context::Context { lock_directory, ..context(0) }
 }

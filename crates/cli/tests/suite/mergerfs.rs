@@ -2,7 +2,7 @@
 //! mergerfs where that is installed.
 
 use crate::mounting::unions::list;
-use crate::mounting::{Fixture, as_root, eventually, finish, is_mounted, nacre, needs, run, sh, sh_as, text};
+use crate::mounting::{Fixture, as_root, finish, is_mounted, nacre, needs, run, sh, sh_as, text};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -252,21 +252,26 @@ fn old_lines_of_fstab_are_taken() {
     assert!(run("umount", [at]).status.success());
 }
 
-/// Everybody who may read a branch can lock it.
+/// Everybody who may read a branch can lock it, and leave the lock to a child: of another user, of root, and of a process
+/// that is dead.
 #[test]
-fn a_lock_of_another_user_keeps_nobody_from_mounting() {
+fn locks_of_other_programs_keep_nobody_from_mounting() {
     needs!(as_root());
-    let fixture = fixture();
+    // A subvolume has another device number than its file system has in /proc/locks.
+    let fixture = Fixture::bare_on("btrfs");
     let (at, place) = (fixture.mountpoint.to_str().unwrap(), fixture.scratch.path());
-    sh(place, "chmod 755 . a");
-    let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "flock", "--no-fork", "a", "sleep", "600"];
-    let mut holder = Command::new("setpriv").args(user).current_dir(place).spawn().unwrap();
-    let is_locked = || !run("flock", ["-n".as_ref(), place.join("a").as_os_str(), "true".as_ref()]).status.success();
-    eventually("the lock is held", is_locked);
-    let output = called("ours", place, &["-o", "category.create=ff", "a:b", at]);
-    holder.kill().unwrap();
-    holder.wait().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("a process of another user has locked it"), "{}", text(&output.stderr));
-    assert!(run("umount", [at]).status.success());
+    sh(place, "chmod 755 .; btrfs subvolume create a || mkdir a; mkdir b second");
+    let user = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    for flock in [&format!("{user} flock -x"), "flock -x", "flock -s"] {
+        // flock(1) ends, and its child keeps the lock.
+        let holder = sh(place, &format!("{flock} a sh -c 'sleep 600 >/dev/null 2>&1 & echo $!'"));
+        let output = called("ours", place, &["-o", "category.create=ff", "a:b", at]);
+        let second = place.join("second");
+        let refused = called("ours", place, &["-o", "category.create=ff", "a:b", second.to_str().unwrap()]);
+        sh(place, &format!("kill {holder}"));
+        assert!(output.status.success() && output.stderr.is_empty(), "{flock}: {}", text(&output.stderr));
+        assert!(!refused.status.success(), "{flock}: a second union writes there");
+        assert!(text(&refused.stderr).contains("is written by another union"), "{}", text(&refused.stderr));
+        assert!(run("umount", [at]).status.success());
+    }
 }
