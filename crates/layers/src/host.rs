@@ -315,7 +315,7 @@ impl Layer for Host {
             if fresh.is_linked()
                 && let Ok(known) = hosted(known_node)
             {
-                self.shared.forget_stale_names(&known);
+                self.shared.forget_stale_names(&known, fresh);
             }
             let _one_at_a_time = (known.kind() == Kind::Directory).then(|| self.shared.adopting.lock());
             known.adopt(fresh);

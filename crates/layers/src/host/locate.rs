@@ -263,9 +263,9 @@ impl HostShared {
     }
 
     /// Forgets names that lead to a file no more, once as many are kept as there may be: or these would displace names
-    /// that do.
-    pub(super) fn forget_stale_names(&self, node: &Arc<HostNode>) {
-        if !node.has_most_places() {
+    /// that do. `fresh` is the same file, with its newest name.
+    pub(super) fn forget_stale_names(&self, node: &Arc<HostNode>, fresh: &HostNode) {
+        if !node.needs_check(fresh) {
             return;
         }
         let is_stale = |place: &NodePlace| matches!(self.getattr_at(node, place), Ok(None));

@@ -16,6 +16,8 @@ const DEPTH_MAX: usize = 1 << 17;
 
 /// Maximum number of names kept for one hard-linked file.
 const PLACES_MAX: usize = 8;
+/// How many new names come until older ones that were all good are checked again.
+const UNCHECKED: u8 = 7;
 
 /// Maximum length of a name without an allocation of its own.
 const INLINE: usize = 22;
@@ -65,6 +67,8 @@ impl NodePlace {
 struct Extra {
     /// Older names, newest first.
     places: Vec<NodePlace>,
+    /// How many new names come before the older ones, which all led to the file, are checked again.
+    unchecked: u8,
     /// A directory's descriptor, and whether it was used since the last round of eviction.
     descriptor: Option<(Arc<Held>, bool)>,
     /// Set for a removed directory that keeps its descriptor.
@@ -177,16 +181,32 @@ impl HostNode {
         self.linked
     }
 
-    /// Whether the next name displaces the oldest one.
-    pub(super) fn has_most_places(&self) -> bool {
-        self.state.lock().extra.as_ref().is_some_and(|extra| extra.places.len() + 1 >= PLACES_MAX)
+    /// Whether the older names are to be checked before the name of `fresh`, the same file, is learned: there is no room for
+    /// one more. After a check in which all were good they stay, and the newest name gives way, for the next
+    /// [`UNCHECKED`] names: a new name costs one check on average.
+    pub(super) fn needs_check(&self, fresh: &HostNode) -> bool {
+        let Some(place) = fresh.place() else { return false };
+        let mut state = self.state.lock();
+        if state.place.as_ref().is_some_and(|newest| newest.is(&place)) {
+            return false;
+        }
+        let Some(extra) = &mut state.extra else { return false };
+        if extra.places.len() + 1 < PLACES_MAX || extra.places.iter().any(|known| known.is(&place)) {
+            return false;
+        }
+        let is_due = extra.unchecked == 0;
+        extra.unchecked = extra.unchecked.saturating_sub(1);
+        is_due
     }
 
-    /// Older names that do not lead to it any more.
+    /// Older names that were checked, and do not lead to it any more.
     pub(super) fn forget_places(&self, stale: &[NodePlace]) {
         let gone = {
             let mut state = self.state.lock();
             let Some(extra) = &mut state.extra else { return };
+            if stale.is_empty() {
+                extra.unchecked = UNCHECKED;
+            }
             let is_stale = |known: &mut NodePlace| stale.iter().any(|place| known.is(place));
             let gone: Vec<NodePlace> = extra.places.extract_if(.., is_stale).collect();
             state.tidy();
@@ -215,12 +235,13 @@ impl HostNode {
             let before = state.place.replace(place.clone());
             let mut dropped = Vec::new();
             if fresh.linked {
-                let older = &mut state.extra.get_or_insert_default().places;
+                let Extra { places: older, unchecked, .. } = &mut **state.extra.get_or_insert_default();
                 dropped.extend(older.extract_if(.., |known| known.is(&place)));
                 if let Some(before) = before
                     && !before.is(&place)
                 {
-                    older.insert(0, before);
+                    let gives_way = *unchecked > 0 && older.len() + 1 >= PLACES_MAX;
+                    older.insert(if gives_way { older.len() } else { 0 }, before);
                 }
                 let kept = older.len().min(PLACES_MAX - 1);
                 dropped.extend(older.drain(kept..));
@@ -409,6 +430,51 @@ mod tests {
         assert_eq!(size_of::<ShortName>(), 24);
         // Strong and weak count before it, the allocator's header after it.
         assert!(size_of::<HostNode>() + 16 + 8 <= 96, "{}", size_of::<HostNode>());
+    }
+
+    /// Each of them costs a system call.
+    #[test]
+    fn names_that_were_all_good_are_not_checked_for_each_new_one() {
+        let parent = node(2, None);
+        let named = |number: u8| file(true, below(&parent, &[b'a' + number]));
+        let known = named(0);
+        let mut checks = 0;
+        for number in 1..24 {
+            let fresh = named(number);
+            if known.needs_check(&fresh) {
+                checks += 1;
+                known.forget_places(&[]);
+            }
+            known.adopt(&fresh);
+            assert!(!known.needs_check(&fresh), "it is known");
+            assert!(known.places().len() <= PLACES_MAX);
+        }
+        assert_eq!(checks, 2);
+        // While names are bad, each new one finds the next of them, and good ones are not displaced.
+        let (known, good) = (named(0), named(0).place().unwrap());
+        for number in 1..24 {
+            let fresh = named(number);
+            if known.needs_check(&fresh) {
+                let bad: Vec<NodePlace> = known.places().into_iter().skip(1).filter(|place| !place.is(&good)).collect();
+                known.forget_places(&bad);
+            }
+            known.adopt(&fresh);
+            assert!(known.places().iter().any(|place| place.is(&good)), "{number}");
+        }
+        // Names that were good stay while others come and go.
+        let known = named(0);
+        let all_good: Vec<NodePlace> = (0..7).map(|number| named(number).place().unwrap()).collect();
+        for number in 1..16 {
+            let fresh = named(number);
+            if known.needs_check(&fresh) {
+                let is_bad = |place: &NodePlace| !all_good.iter().any(|good| good.is(place));
+                let bad: Vec<NodePlace> = known.places().into_iter().skip(1).filter(is_bad).collect();
+                known.forget_places(&bad);
+            }
+            known.adopt(&fresh);
+            let kept = known.places().into_iter().filter(|place| all_good.iter().any(|good| good.is(place))).count();
+            assert!(number < 7 || kept >= 6, "{number}: {kept}");
+        }
     }
 
     #[test]
