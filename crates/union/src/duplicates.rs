@@ -5,7 +5,8 @@
 //! on all copies is said by [`crate::UnionOptions::actions`]. Invariants:
 //! * the file that is shown is changed first, and removed last: whatever happens in between, it is there under one of
 //!   its names;
-//! * a copy is removed only when the file that is shown has been, or is about to be, removed or renamed by the same call;
+//! * a copy is removed only when the file that is shown has been, or is about to be, removed by the same call, or when its
+//!   name has been given to another file; a rename that fails leaves all copies where they were;
 //! * a copy that does not follow is hidden as in every union, so that no name comes back;
 //! * nobody changes a copy through the union that he could not change on its branch: the kernel has judged the file that is
 //!   shown alone, and branches are changed as root. A copy counts for root, and for its owner; it is removed or renamed by
@@ -17,6 +18,7 @@ use crate::{
     marks::{self, Seen},
     node::{Part, UnionNode, View},
     options::Action,
+    remove::Leftover,
 };
 use nacre_vfs::{Caller, Errno, FileId, Kind, Name, Node, RenameFlags, Result};
 use std::sync::Arc;
@@ -59,6 +61,11 @@ impl Duplicates {
         self.writable.iter().map(Duplicate::branch)
     }
 
+    /// The copy on a branch.
+    fn on(&self, branch: &Branch) -> Option<&Duplicate> {
+        self.writable.iter().find(|copy| copy.branch().slot == branch.slot)
+    }
+
     /// The copies down to a branch, that one included.
     pub(crate) fn down_to(&self, index: usize) -> &[Duplicate] {
         let end = self.writable.iter().take_while(|copy| copy.branch().index() <= index).count();
@@ -73,6 +80,72 @@ pub(crate) struct BothNames<'a> {
     pub(crate) to: (&'a View, Name<'a>),
     /// Position of the shown file's branch.
     pub(crate) index: usize,
+}
+
+/// The copies of two files that are to exchange their names.
+pub(crate) struct BothCopies {
+    pub(crate) from: Duplicates,
+    pub(crate) to: Duplicates,
+}
+
+/// A copy in the work directory of its branch.
+pub(crate) struct CopyAside {
+    home: Part,
+    leftover: Leftover,
+}
+
+impl CopyAside {
+    /// The file to be deleted once the rename is done.
+    pub(crate) fn into_leftover(self) -> Leftover {
+        self.leftover
+    }
+
+    fn put_back(&self, name: Name<'_>) -> Result<()> {
+        let (branch, work) = (self.leftover.branch(), self.leftover.branch().work_directory()?);
+        branch.layer.rename(&OWN, &work, self.leftover.name()?, &self.home.node, name, RenameFlags(0))
+    }
+}
+
+/// Moves copies to the work directories of their branches, all or none.
+///
+/// # Errors
+/// Errors of the storage.
+pub(crate) fn set_aside(copies: &[Duplicate], name: Name<'_>) -> Result<Vec<CopyAside>> {
+    let mut aside = Vec::with_capacity(copies.len());
+    for copy in copies.iter().rev() {
+        match set_one_aside(copy, name) {
+            Ok(one) => aside.push(one),
+            Err(error) => {
+                put_back(&aside, name)?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(aside)
+}
+
+fn set_one_aside(copy: &Duplicate, name: Name<'_>) -> Result<CopyAside> {
+    let branch = copy.branch();
+    let (temporary, work) = (branch.work()?.temporary(), branch.work_directory()?);
+    branch.layer.rename(&OWN, &copy.home.node, name, &work, temporary.name()?, RenameFlags(0))?;
+    Ok(CopyAside { home: copy.home.clone(), leftover: Leftover::new(branch, temporary) })
+}
+
+/// Gives copies their name again.
+///
+/// # Errors
+/// The first error of the storage: that copy stays in its work directory until the next start.
+pub(crate) fn put_back(aside: &[CopyAside], name: Name<'_>) -> Result<()> {
+    let mut all = Ok(());
+    for copy in aside {
+        let done = copy.put_back(name);
+        if let Err(error) = &done {
+            let branch = copy.leftover.branch();
+            tracing::warn!(branch = %branch.name.display(), ?error, "a copy of a file is lost: it cannot get its name again");
+        }
+        all = all.and(done);
+    }
+    all
 }
 
 impl UnionShared {
@@ -145,21 +218,29 @@ impl UnionShared {
         }
     }
 
-    /// The copies of a file under the name it was last seen under, where that leads to it.
+    /// The copies of a file under the name it was last seen under, where that leads to it. A file without copies, the
+    /// most frequent one, costs one look at each lower branch that has its directory.
     fn duplicates_of(&self, caller: &Caller, node: &Arc<UnionNode>) -> Result<Vec<Duplicate>> {
         let Some(place) = node.place().filter(|_| !node.is_gone()) else { return Ok(Vec::new()) };
         let (name, top) = (Name::new(&place.name)?, node.top()?);
         let _names = place.parent.names.read();
         let view = place.parent.view();
+        // Whiteouts matter only where there is something to hide.
+        if !is_below(&view, name, &top)? {
+            return Ok(Vec::new());
+        }
+        let mut copies = self.duplicates(&OWN, &view, name, top.branch.index())?.writable;
+        copies.retain(|copy| copy.is_changed_by(caller, node.kind));
+        if copies.is_empty() {
+            return Ok(copies);
+        }
         let leads_there = match self.sight(&OWN, &view, name)?.found {
             Some(found) => found.top()?.id == top.id && found.top()?.branch.slot == top.branch.slot,
             None => false,
         };
         if !leads_there {
-            return Ok(Vec::new());
+            copies.clear();
         }
-        let mut copies = self.duplicates(&OWN, &view, name, top.branch.index())?.writable;
-        copies.retain(|copy| copy.is_changed_by(caller, node.kind));
         Ok(copies)
     }
 
@@ -239,6 +320,68 @@ impl UnionShared {
             self.hide(old, home, from)?;
         }
         Ok(())
+    }
+}
+
+impl UnionShared {
+    /// The copies that are exchanged with the files of two names; none where copies do not follow renames.
+    pub(crate) fn copies_of_both(&self, caller: &Caller, names: BothNames<'_>) -> Result<BothCopies> {
+        let BothNames { from: (source, from), to: (target, to), index } = names;
+        if !self.changes_duplicates(Action::Rename) {
+            return Ok(BothCopies { from: Duplicates::default(), to: Duplicates::default() });
+        }
+        Ok(BothCopies {
+            from: self.duplicates(caller, source, from, index)?,
+            to: self.duplicates(caller, target, to, index)?,
+        })
+    }
+
+    /// Exchanges the copies of two files that have just exchanged their names. A branch that has a copy of one of them only
+    /// gives it the other name. A copy that cannot follow stays under its name, hidden by the file above.
+    pub(crate) fn exchange_copies(&self, caller: &Caller, copies: &BothCopies, names: BothNames<'_>) {
+        let BothNames { from: (source, from), to: (target, to), index: judged } = names;
+        for copy in &copies.from.writable {
+            let branch = copy.branch();
+            let done = match copies.to.on(branch) {
+                // Two names of one file.
+                Some(other) if other.id == copy.id => Ok(()),
+                Some(other) => {
+                    let flags = RenameFlags(RenameFlags::EXCHANGE);
+                    branch.layer.rename(caller, &copy.home.node, from, &other.home.node, to, flags)
+                }
+                None => {
+                    let home = target.on(branch).map(|part| Home { part, directory: target, judged });
+                    follow(caller, copy, from, home, to)
+                }
+            };
+            warn_of_name(branch, done);
+        }
+        for copy in &copies.to.writable {
+            let branch = copy.branch();
+            if copies.from.on(branch).is_none() {
+                let home = source.on(branch).map(|part| Home { part, directory: source, judged });
+                warn_of_name(branch, follow(caller, copy, to, home, from));
+            }
+        }
+    }
+}
+
+/// Whether a writable branch below a file's has anything under a name.
+fn is_below(directory: &View, name: Name<'_>, file: &Part) -> Result<bool> {
+    let below = directory.parts.iter().filter(|part| part.branch.index() > file.branch.index());
+    for home in below.filter(|part| part.branch.is_writable()) {
+        match home.branch.layer.lookup(&OWN, &home.node, name) {
+            Ok(_) => return Ok(true),
+            Err(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+fn warn_of_name(branch: &Branch, done: Result<()>) {
+    if let Err(error) = done {
+        tracing::warn!(branch = %branch.name.display(), ?error, "a copy of an exchanged file keeps its name");
     }
 }
 

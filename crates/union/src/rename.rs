@@ -10,7 +10,7 @@
 //! | a file | on a writable branch, down to the limit | nothing | `move_file` |
 //! | a file | on a read-only one, or below the limit | it is copied up; one open on a writable branch cannot be: EXDEV | `raise_file`, `copy_up.rs` |
 //! | a file, over a file of a writable branch above | on a writable branch | it gets the new name there, too; the one above is removed | `replace_above` |
-//! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it | `duplicates_follow`, `duplicates.rs` |
+//! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it; copies of a replaced file above wait in the work directories until the rename is done | `duplicates_follow`, `duplicates.rs` |
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
 //! | the same with `duplicates=change`, over an empty directory of writable branches | | the empty one goes to the work directories | `move_over_empty` |
@@ -18,7 +18,7 @@
 //! | a directory | on several branches, or on a read-only one | its content is copied to one branch, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
 //! | the same, with more in it | | with redirects, the upper part gets one; else EXDEV | `redirect_directory`, `redirect.rs` |
 //! | a directory | on a writable branch that takes no new files, and another one does | EXDEV: programs copy by themselves | `whole` |
-//! | both of an exchange | on the higher of their branches, each as above | one exchange there | `exchange` |
+//! | both of an exchange | on the higher of their branches, each as above | one exchange there; copies that are changed with them are exchanged or renamed on their branches after it | `exchange`, `duplicates.rs` |
 //!
 //! In all of them: the parents are created on the branch; a directory over hidden names is opaque; where a
 //! branch below would show the old name, a `.wh.` whiteout hides it. A file on another branch than the new name
@@ -30,7 +30,7 @@ use crate::{
     ATTEMPTS, OWN, UnionShared,
     branches::Branch,
     create::check_name,
-    duplicates::BothNames,
+    duplicates::{BothNames, CopyAside, put_back, set_aside},
     identity,
     lookup::{FoundFile, Sight},
     marks::{Marks, Style},
@@ -294,19 +294,38 @@ impl UnionShared {
             return Ok(RenameStep::Grow(Arc::clone(to.spot.parent), Arc::clone(branch)));
         }
         // Between a replaced file and the branch of the new one, the replaced file's own copies would hide the
-        // new one.
+        // new one. They come back where the rename fails.
+        let mut aside = Vec::new();
         if let Some(found) = to.side.found().filter(|found| !found.is_directory())
             && found.top()?.branch.index() < index
         {
             let between = self.duplicates(caller, target, to.spot.name, found.top()?.branch.index())?;
-            self.remove_duplicates(caller, between.down_to(index), to.spot.name)?;
+            aside = set_aside(between.down_to(index), to.spot.name)?;
         }
-        let step = self.move_shown(caller, from, to, Some(copies.remains))?;
-        if matches!(step, RenameStep::Done(_)) {
-            let names = BothNames { from: (source, from.spot.name), to: (target, to.spot.name), index };
-            self.duplicates_follow(caller, from.spot.parent, names)?;
+        match self.move_shown(caller, from, to, Some(copies.remains)) {
+            Ok(RenameStep::Done(mut leftovers)) => {
+                leftovers.extend(aside.into_iter().map(CopyAside::into_leftover));
+                let names = BothNames { from: (source, from.spot.name), to: (target, to.spot.name), index };
+                let followed = self.duplicates_follow(caller, from.spot.parent, names);
+                if let Err(error) = followed {
+                    self.clear(&leftovers);
+                    return Err(error);
+                }
+                Ok(RenameStep::Done(leftovers))
+            }
+            other => {
+                let replaced = to.side.found();
+                let shown = self.sight(&OWN, target, to.spot.name)?.found;
+                if is_same_file(shown.as_ref(), replaced) {
+                    put_back(&aside, to.spot.name)?;
+                } else {
+                    // It was removed before another step failed: its copies would come in its place.
+                    let leftovers: Vec<Leftover> = aside.into_iter().map(CopyAside::into_leftover).collect();
+                    self.clear(&leftovers);
+                }
+                other
+            }
         }
-        Ok(step)
     }
 
     /// Renames the shown file. `shows` is whether a branch below would show the old name, if that is known.
@@ -827,6 +846,14 @@ impl UnionShared {
         if branch.index() != other.branch.index() {
             return Ok(RenameStep::Again);
         }
+        let names = BothNames { from: (&source.view, old.name), to: (&target.view, new.name), index: branch.index() };
+        let copies = self.copies_of_both(caller, names)?;
+        if let Some(branch) = copies.from.branches().find(|branch| target.view.on(branch).is_none()) {
+            return Ok(RenameStep::Grow(Arc::clone(new.parent), Arc::clone(branch)));
+        }
+        if let Some(branch) = copies.to.branches().find(|branch| source.view.on(branch).is_none()) {
+            return Ok(RenameStep::Grow(Arc::clone(old.parent), Arc::clone(branch)));
+        }
         let layer = &branch.layer;
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
         let new_home = target.view.on(branch).ok_or(Errno::EIO)?;
@@ -844,6 +871,7 @@ impl UnionShared {
             }
         }
         layer.rename(caller, &home.node, old.name, &new_home.node, new.name, RenameFlags(RenameFlags::EXCHANGE))?;
+        self.exchange_copies(caller, &copies, names);
         node.leave(old.parent, old.name.bytes(), false);
         swapped.leave(new.parent, new.name.bytes(), false);
         self.moved(node, &one, old, new, new_home)?;
@@ -867,6 +895,12 @@ impl UnionShared {
         copy.branch.layer.adopt(&copy.node, &linked.node);
         self.hardlinks.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
     }
+}
+
+/// Whether two look-ups have found the same file on the same branch.
+fn is_same_file(one: Option<&FoundFile>, other: Option<&FoundFile>) -> bool {
+    let place = |found: &FoundFile| found.parts.first().map(|top| (top.branch.slot, top.id));
+    one.and_then(place) == other.and_then(place)
 }
 
 /// Whether a name on a file's branch leads to the file.

@@ -6,8 +6,14 @@ use nacre_testkit::{
     faulty::{Fault, Faulty},
 };
 use nacre_union::{BranchMode, Union, UnionOptions, Words};
-use nacre_vfs::{Caller, Errno, Layer, Name, Node, RenameFlags, Result, SetAttr, XattrFlags};
-use std::{ffi::OsStr, sync::Arc};
+use nacre_vfs::{Caller, Entry, Errno, Layer, Name, Node, RenameFlags, Result, SetAttr, XattrFlags};
+use std::{
+    ffi::OsStr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 /// Three branches with copies of `f` and of `d/g`; the middle one also has `one`. All contents differ.
 struct Copies {
@@ -259,6 +265,100 @@ fn the_file_that_is_shown_is_never_lost() {
             }
         }
     }
+}
+
+/// Whatever fails in a rename over a file with copies, these are there as long as the file is.
+#[test]
+fn copies_of_a_file_that_is_not_replaced_stay() {
+    for failing in 0..3 {
+        for step in 0.. {
+            let copies = Copies::new("");
+            copies.branches[2].file(b"last", b"last");
+            let fault = Fault::new(Errno::EIO, false);
+            let mut layers = copies.layers.clone();
+            layers[failing] = Arc::new(Faulty { below: Arc::clone(&layers[failing]), fault: Arc::clone(&fault) });
+            let world = copies.over(layers, ALL_RW);
+            fault.after(step);
+            let done = rename(&world, (&world.root, "last"), (&world.root, "f"));
+            let has_struck = fault.has_struck();
+            fault.end();
+            let (shown, fresh) = (copies.shown(), copies.world(ALL_RW));
+            let file = fresh.find(b"f").unwrap();
+            if fresh.content(&file.node) != b"last" {
+                let there = ["a/f=f0", "b/f=f1", "c/last=last"].iter().all(|copy| shown.contains(copy));
+                assert!(done.is_err() && there, "step {step} on branch {failing}: {shown}");
+            }
+            if !has_struck {
+                done.unwrap();
+                assert_eq!(shown, "a/d/g=g0 b/d/g=g1 b/one=one c/d/g=g2 c/f=last");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn exchanged_files_take_their_copies_along() {
+    let exchange = |world: &World, from: &str, to: (&Node, &str)| {
+        let flags = RenameFlags(RenameFlags::EXCHANGE);
+        world.layer.rename(&world.caller, &world.root, name(from), to.0, name(to.1), flags).unwrap();
+    };
+    let copies = Copies::new("");
+    let world = copies.world(ALL_RW);
+    exchange(&world, "f", (&world.find(b"d").unwrap().node, "g"));
+    assert_eq!(copies.shown(), "a/d/g=f0 a/f=g0 b/d/g=f1 b/f=g1 b/one=one c/d/g=f2 c/f=g2");
+    // Where a branch has a copy of one of them only; its directory may be missing there.
+    let copies = Copies::new("");
+    unlink(&copies.branches[1], "f").unwrap();
+    let below = &copies.branches[2];
+    below.layer.unlink(&below.caller, &below.find(b"d").unwrap().node, name("g")).unwrap();
+    below.layer.rmdir(&below.caller, &below.root, name("d")).unwrap();
+    let world = copies.world(ALL_RW);
+    exchange(&world, "f", (&world.find(b"d").unwrap().node, "g"));
+    assert_eq!(copies.shown(), "a/d/g=f0 a/f=g0 b/f=g1 b/one=one c/d/g=f2");
+    // Copies that do not follow renames are left.
+    let copies = Copies::new("func.rename=ff");
+    let world = copies.world(ALL_RW);
+    exchange(&world, "f", (&world.find(b"d").unwrap().node, "g"));
+    assert_eq!(copies.shown(), "a/d/g=f0 a/f=g0 b/d/g=g1 b/f=f1 b/one=one c/d/g=g2 c/f=f2");
+}
+
+/// A branch that counts look-ups.
+struct Counting {
+    below: Arc<dyn Layer>,
+    lookups: AtomicUsize,
+}
+
+impl Layer for Counting {
+    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.lookups.fetch_add(1, Ordering::Relaxed);
+        self.below.lookup(caller, parent, name)
+    }
+
+    nacre_vfs::forward_layer! { root id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe tmpfile setattr create mkdir mknod symlink link unlink rmdir rename fsyncdir setxattr removexattr open }
+}
+
+/// A change of a file without copies looks at lower branches that have its directory, once at each.
+#[test]
+fn few_looks_find_that_a_file_has_no_copies() {
+    let copies = Copies::new("");
+    copies.branches[0].file(b"alone", b"");
+    let only = copies.branches[0].directory(b"only");
+    copies.branches[0].file_in(&only, b"there", b"");
+    let counting: Vec<_> = copies
+        .layers
+        .iter()
+        .map(|below| Arc::new(Counting { below: Arc::clone(below), lookups: AtomicUsize::new(0) }))
+        .collect();
+    let world = copies.over(counting.iter().map(|layer| Arc::clone(layer) as Arc<dyn Layer>).collect(), ALL_RW);
+    let directory = world.find(b"only").unwrap().node;
+    let looks = |file: &Node| {
+        counting.iter().for_each(|layer| layer.lookups.store(0, Ordering::Relaxed));
+        world.change(file, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+        counting.iter().map(|layer| layer.lookups.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    };
+    assert_eq!(looks(&world.find(b"alone").unwrap().node), [0, 1, 1]);
+    assert_eq!(looks(&world.find_in(&directory, b"there").unwrap().node), [0, 0, 0]);
 }
 
 /// Directories of the union's own are on branches only while they are needed.
