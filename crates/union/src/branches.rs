@@ -9,7 +9,7 @@ use crate::{
     marks::{Marks, Namespace, Style},
     options::UnionOptions,
     splitmix::mix,
-    work::{Work, WorkDirectory, WorkHome},
+    work::{NOT_OWN, Work, WorkDirectory, WorkHome},
 };
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
 use parking_lot::RwLock;
@@ -106,8 +106,8 @@ impl Branch {
     /// made on demand.
     ///
     /// # Errors
-    /// ENOTDIR where it is no directory, EROFS where the branch should be writable but is not, and errors of
-    /// the storage.
+    /// ENOTDIR where it is no directory, EROFS where the branch should be writable but is not, EEXIST where another
+    /// user's file has the name of one of the union's own directories, and errors of the storage.
     pub(crate) fn open(slot: u8, member: Member, options: &UnionOptions) -> Result<Branch> {
         let Member { name, layer, mode, work } = member;
         let root = layer.root()?;
@@ -291,9 +291,14 @@ impl Branch {
     /// The work directory, which exists as long as the returned guard lives.
     ///
     /// # Errors
-    /// EROFS where the branch is not writable; errors of the storage where the directory has to be made.
+    /// EROFS where the branch is not writable; where the directory has to be made, EEXIST if another user's file has its
+    /// name, and errors of the storage.
     pub(crate) fn work_directory(&self) -> Result<WorkDirectory<'_>> {
-        self.work()?.directory(&*self.layer, self.home())
+        self.work()?.directory(&*self.layer, self.home()).inspect_err(|error| {
+            if *error == Errno::EEXIST {
+                tracing::warn!(branch = %self.name.display(), "{NOT_OWN}");
+            }
+        })
     }
 
     /// Whether the branch may have temporary files of the union.

@@ -16,6 +16,7 @@ use crate::{
     policy::Space,
     removal_check::RemovalCheck,
     tier, watch,
+    work::NOT_OWN,
 };
 use nacre_vfs::{Errno, FileId, Invalidation};
 use parking_lot::RwLockWriteGuard;
@@ -166,7 +167,10 @@ impl Control {
         let too_many = || invalid(&format!("a union has at most {BRANCHES_MAX} branches; remove one first"));
         let slot = slots.free().filter(|_| before.len() < BRANCHES_MAX).ok_or_else(too_many)?;
         let name = member.name.clone();
-        let failed = |error: Errno| ChangeError::new(error, format!("{} cannot be used: {error}", name.display()));
+        let failed = |error: Errno| {
+            let why = if error == Errno::EEXIST { NOT_OWN.to_owned() } else { error.to_string() };
+            ChangeError::new(error, format!("{} cannot be used: {why}", name.display()))
+        };
         let branch = Arc::new(Branch::open(slot, member, &shared.options).map_err(failed)?);
         if before.iter().any(|other| other.root_id == branch.root_id) {
             return Err(invalid(&format!("{} is a branch already", branch.name.display())));

@@ -18,6 +18,7 @@ use crate::{
     policy::{PolicyState, SpaceCache},
     tier::{self, Tiering},
     watch,
+    work::NOT_OWN,
 };
 use arc_swap::ArcSwap;
 use nacre_vfs::{
@@ -145,10 +146,13 @@ impl Union {
         let mut opened: Vec<Arc<Branch>> = Vec::with_capacity(members.len());
         for (index, member) in members.into_iter().enumerate() {
             let failed = |error: Errno| UnionError {
-                what: format!(
-                    "branch {} cannot be used: {error}; name a directory that can be read, and written where it is to be",
-                    index + 1
-                ),
+                what: match error {
+                    Errno::EEXIST => format!("branch {} cannot be used: {NOT_OWN}", index + 1),
+                    _ => format!(
+                        "branch {} cannot be used: {error}; name a directory that can be read, and written where it is to be",
+                        index + 1
+                    ),
+                },
                 reason: Some(error),
             };
             let slot = slots.free().ok_or_else(|| failed(Errno::ENOSPC))?;

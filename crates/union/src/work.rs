@@ -7,11 +7,13 @@
 //! ([`crate::UnionOptions::work_on_demand`]) both are created when they are first needed; the work directory is
 //! removed after its last user and its last file, the index at the next start.
 //!
-//! Invariant: the lock of a work directory on demand is held while the directory is created and removed, and is
+//! Invariants: a directory that is found under one of these names is used only if it is the union's own
+//! ([`is_own`]): where all users may write to the branch's root, any of them can make it, and would change files before
+//! they get their names. The lock of a work directory on demand is held while the directory is created and removed, and is
 //! the last in the lock order of the union.
 
 use crate::{OWN, listing};
-use nacre_vfs::{Errno, Layer, Name, Node, Result, SetAttr, SetTime};
+use nacre_vfs::{Attr, Errno, Kind, Layer, Name, Node, Result, SetAttr, SetTime};
 use parking_lot::{Mutex, RwLock};
 use std::{
     ops::Deref,
@@ -28,6 +30,8 @@ const LINKS_APART: &[u8] = b"links";
 /// Prefix of temporary names outside the work directory.
 const HIDDEN: &str = ".wh..wh.tmp.";
 const MODE: u32 = 0o700;
+/// Why a directory under one of these names is not used.
+pub(crate) const NOT_OWN: &str = "another user's file has a name of the union's own (.wh..wh.work, .wh..wh.links), or others may enter it: remove it";
 
 /// The directory that has the union's own directories of a branch.
 #[derive(Clone, Copy)]
@@ -131,7 +135,7 @@ impl Work {
     /// Empties the work directory and creates it if missing; with `on_demand` it is removed instead.
     ///
     /// # Errors
-    /// EROFS where the branch cannot be written, EEXIST where another file has the name, and errors of the
+    /// EROFS where the branch cannot be written, EEXIST where another user's file has the name, and errors of the
     /// storage.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
     pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool) -> Result<Work> {
@@ -177,7 +181,7 @@ impl Work {
                     Some(node) => node.clone(),
                     None => {
                         let name = home.name(WORK, WORK_APART);
-                        unnoticed(layer, home.directory(), || make(layer, home.directory(), name))?
+                        unnoticed(layer, home.directory(), || make(layer, home, name))?
                     }
                 };
                 state.directory = Some(node.clone());
@@ -194,7 +198,7 @@ impl Work {
     /// Errors of the storage.
     pub(crate) fn hardlink_index(layer: &dyn Layer, home: WorkHome<'_>, removes_empty: bool) -> Result<Option<Node>> {
         let name = home.name(LINKS, LINKS_APART);
-        let found = find(layer, home.directory(), name)?;
+        let found = find(layer, home, name)?;
         if found.is_some() && removes_empty && remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(found) }
     }
 
@@ -204,7 +208,7 @@ impl Work {
     /// As [`Work::open`].
     pub(crate) fn make_hardlink_index(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Node> {
         let name = home.name(LINKS, LINKS_APART);
-        unnoticed(layer, home.directory(), || make(layer, home.directory(), name))
+        unnoticed(layer, home.directory(), || make(layer, home, name))
     }
 
     /// Returns a free name in the work directory.
@@ -220,7 +224,7 @@ impl Work {
 
 /// The work directory without anything in it, made where it is missing.
 fn made_and_emptied(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Node> {
-    let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
+    let directory = make(layer, home, home.name(WORK, WORK_APART))?;
     listing::purge(layer, &directory)?;
     Ok(directory)
 }
@@ -228,30 +232,72 @@ fn made_and_emptied(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Node> {
 /// Empties and removes the work directory; answers it where it stays all the same.
 fn emptied_if_there(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Option<Node>> {
     let name = home.name(WORK, WORK_APART);
-    let Some(directory) = find(layer, home.directory(), name)? else { return Ok(None) };
+    let Some(directory) = find(layer, home, name)? else { return Ok(None) };
     listing::purge(layer, &directory)?;
     if remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(Some(directory)) }
 }
 
-fn make(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Node> {
-    let name = Name::new(name)?;
+fn make(layer: &dyn Layer, home: WorkHome<'_>, name: &[u8]) -> Result<Node> {
+    let (root, name) = (home.directory(), Name::new(name)?);
     let found = match layer.lookup(&OWN, root, name) {
         Err(Errno::ENOENT) => match layer.mkdir(&OWN, root, name, MODE) {
             Err(Errno::EEXIST) => layer.lookup(&OWN, root, name)?,
-            other => other?,
+            made => return made.map(|made| made.node),
         },
-        other => other?,
+        found => found?,
     };
-    if found.attr.kind == nacre_vfs::Kind::Directory { Ok(found.node) } else { Err(Errno::EEXIST) }
+    if is_own(layer, home, &found.attr)? { Ok(found.node) } else { Err(Errno::EEXIST) }
 }
 
-/// Looks up one of the union's own directories; `None` where it is missing.
-fn find(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Option<Node>> {
-    match layer.lookup(&OWN, root, Name::new(name)?) {
-        Ok(found) => Ok((found.attr.kind == nacre_vfs::Kind::Directory).then_some(found.node)),
-        Err(Errno::ENOENT) => Ok(None),
+/// Looks up one of the union's own directories; `None` where it is missing, or where another file has the name.
+fn find(layer: &dyn Layer, home: WorkHome<'_>, name: &[u8]) -> Result<Option<Node>> {
+    let name = Name::new(name)?;
+    let found = match layer.lookup(&OWN, home.directory(), name) {
+        Ok(found) => found,
+        Err(Errno::ENOENT) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if is_own(layer, home, &found.attr)? {
+        return Ok(Some(found.node));
+    }
+    let (uid, mode) = (found.attr.uid, format!("{:04o}", found.attr.mode));
+    tracing::warn!(%name, uid, mode, "{NOT_OWN}");
+    Ok(None)
+}
+
+/// Whether a directory belongs to the union: its owner is root, the owner of the branch's root directory (who can replace
+/// everything in it), or the owner that a new directory gets; and others have no access, where the storage has modes at
+/// all. In a separate directory, only the owner counts: other programs choose other modes there.
+fn is_own(layer: &dyn Layer, home: WorkHome<'_>, attr: &Attr) -> Result<bool> {
+    if attr.kind != Kind::Directory {
+        return Ok(false);
+    }
+    let open_to_others = match home {
+        WorkHome::Top(_) => attr.mode & !MODE & 0o777,
+        WorkHome::Apart(_) => 0,
+    };
+    let is_trusted = attr.uid == OWN.uid || attr.uid == layer.getattr(&OWN, home.directory(), None)?.uid;
+    if is_trusted && open_to_others == 0 {
+        return Ok(true);
+    }
+    match made_and_removed(layer, home) {
+        Ok(fresh) => Ok((is_trusted || attr.uid == fresh.uid) && open_to_others & !fresh.mode == 0),
+        Err(Errno::EROFS | Errno::EACCES | Errno::EPERM) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// The attributes of a directory that the union makes.
+#[expect(clippy::disallowed_methods, reason = "a name that no other file has")]
+fn made_and_removed(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Attr> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let temporary = format!("{HIDDEN}{now:x}").into_bytes();
+    let (root, name) = (home.directory(), Name::new(&temporary)?);
+    unnoticed(layer, root, || {
+        let fresh = layer.mkdir(&OWN, root, name, MODE)?;
+        layer.rmdir(&OWN, root, name)?;
+        Ok(fresh.attr)
+    })
 }
 
 /// Removes one of the union's own directories if it is empty; returns whether it is gone.

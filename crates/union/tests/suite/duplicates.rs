@@ -81,6 +81,11 @@ fn rename(world: &World, from: (&Node, &str), to: (&Node, &str)) -> Result<()> {
     world.layer.rename(&world.caller, from.0, name(from.1), to.0, name(to.1), RenameFlags(0))
 }
 
+/// Makes a directory as the union makes its own.
+fn private(world: &World, of: &[u8]) -> Node {
+    world.layer.mkdir(&world.caller, &world.root, Name::new(of).unwrap(), 0o700).unwrap().node
+}
+
 const ALL_RW: [&str; 3] = ["rw", "rw", "rw"];
 
 #[test]
@@ -361,6 +366,40 @@ fn few_looks_find_that_a_file_has_no_copies() {
     assert_eq!(looks(&world.find_in(&directory, b"there").unwrap().node), [0, 0, 0]);
 }
 
+/// Where all users may write to a branch, one of them can make a directory under a name of the union's own.
+#[test]
+fn a_planted_work_directory_is_not_used() {
+    const USER: u32 = 1000;
+    for (mode, uid, is_used) in [(0o700, 0, true), (0o700, USER, false), (0o755, 0, false), (0o777, USER, false)] {
+        let copies = Copies::new("");
+        let below = &copies.branches[1];
+        if !below.is_root() {
+            return;
+        }
+        let planted = private(below, b".wh..wh.work");
+        below.file_in(&planted, b"bait", b"");
+        below.change(&planted, SetAttr { uid: Some(uid), ..SetAttr::default() });
+        below.change(&planted, SetAttr { mode: Some(mode), ..SetAttr::default() });
+        // Its content goes only if it is the union's own.
+        let world = copies.world(ALL_RW);
+        assert_eq!(below.exists(b".wh..wh.work"), !is_used, "{mode:o} {uid}");
+        // A copy of a replaced file goes to the work directory.
+        copies.branches[2].file(b"last", b"last");
+        let done = rename(&world, (&world.root, "last"), (&world.root, "f"));
+        assert_eq!(done, if is_used { Ok(()) } else { Err(Errno::EEXIST) }, "{mode:o} {uid}");
+        let kept = copies.shown();
+        assert_eq!(kept.contains("b/f=f1") && kept.contains("a/f=f0"), !is_used, "{kept}");
+        // A union that needs the directory all the time is refused.
+        drop(world);
+        let branches = copies.layers.iter().map(|layer| (Arc::clone(layer), BranchMode::rw())).collect();
+        let refused = Union::new(branches, UnionOptions { sync: false, ..UnionOptions::default() });
+        match refused {
+            Ok(_) => assert!(is_used, "{mode:o} {uid}"),
+            Err(error) => assert!(!is_used && error.to_string().contains(".wh..wh.work"), "{error}"),
+        }
+    }
+}
+
 /// Directories of the union's own are on branches only while they are needed.
 #[test]
 fn branches_have_nothing_but_the_files_of_users() {
@@ -392,7 +431,7 @@ fn a_branch_that_is_written_again_finds_its_directories_anew() {
         let branches = vec![(Arc::clone(&above), BranchMode::rw()), (below, BranchMode::ro())];
         let union = Arc::new(Union::new(branches, options(words)).unwrap());
         let (control, world) = (union.control(), World::new(union));
-        let work = upper.find(OWN[0]).map_or_else(|_| upper.directory(OWN[0]), |found| found.node);
+        let work = upper.find(OWN[0]).map_or_else(|_| private(&upper, OWN[0]), |found| found.node);
         upper.file_in(&work, b"stays", b"");
         let change = |file: &[u8], directory: &[u8]| {
             let made = world.find(directory).unwrap().node;
