@@ -12,7 +12,8 @@
 //! | nothing | the file | a replaced file of a lower branch is removed (`remove_replaced`) |
 //!
 //! In every other state no step is visible yet, or the rename is complete. Invariant: the kernel locks both
-//! names as long as the caller of the rename waits, so no other process in the mount has made either.
+//! names as long as the caller of the rename waits, so no other process in the mount has made either. Files that
+//! the rename has been allowed for are moved by the union; copies, which the kernel has not judged, by the caller's rights.
 
 use crate::{
     OWN, Union, UnionShared,
@@ -48,6 +49,12 @@ impl FinishRename for Union {
         let shared = self.shared();
         let _branches = shared.gate.read();
         shared.finish_rename(rename)
+    }
+
+    fn undo_rename(&self, rename: &InterruptedRename<'_>) -> Result<()> {
+        let shared = self.shared();
+        let _branches = shared.gate.read();
+        shared.undo_rename(rename)
     }
 }
 
@@ -114,7 +121,7 @@ impl UnionShared {
             {
                 let index = below.branch.index();
                 let names = BothNames { from: (&from.view, rename.name), to: (&to.view, rename.new_name), index };
-                self.duplicates_follow(&OWN, &old, names)?;
+                self.duplicates_follow(rename.caller, &old, names)?;
                 self.listings.forget(old.id);
                 self.listings.forget(new.id);
                 Ok(Progress::Complete)
@@ -166,6 +173,26 @@ impl UnionShared {
         Ok(())
     }
 
+    /// Removes the new name that `replace_above` has made below the name that it hides.
+    fn undo_rename(&self, rename: &InterruptedRename<'_>) -> Result<()> {
+        let (old, new) = (self.directory(rename.parent)?, self.directory(rename.new_parent)?);
+        let _names = lock_names(&[&old, &new]);
+        let (from, to) = (self.named(&old, rename.name)?, self.named(&new, rename.new_name)?);
+        let (Some(source), Some(target)) = (&from.found, &to.found) else { return Ok(()) };
+        let (moving, above) = (source.top()?, target.top()?);
+        if source.is_directory() || above.branch.index() >= moving.branch.index() {
+            return Ok(());
+        }
+        let Some(home) = to.view.on(&moving.branch).filter(|_| moving.branch.is_writable()) else { return Ok(()) };
+        match moving.branch.layer.lookup(&OWN, &home.node, rename.new_name) {
+            Ok(hidden) if hidden.attr.id == moving.id && self.number_of(source)? == rename.moving => {
+                moving.branch.layer.unlink(&OWN, &home.node, rename.new_name)
+            }
+            Ok(_) | Err(Errno::ENOENT) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes from a lower branch a file that the rename has replaced.
     fn remove_interrupted(&self, rename: &InterruptedRename<'_>, replaced: FileId) -> Result<()> {
         let new = self.directory(rename.new_parent)?;
@@ -175,7 +202,10 @@ impl UnionShared {
         let branch = &found.top()?.branch;
         let below = self.sight_from(&OWN, &to.view, to.name, branch.index().saturating_add(1))?.found;
         let Some(below) = below.filter(|below| !below.is_directory()) else { return Ok(()) };
-        if self.number_of(&below)? == replaced
+        // A file that another process made on the branch since may have got the number of one that was removed there.
+        let is_older = below.attr.btime.unwrap_or(below.attr.ctime) < rename.begun;
+        if is_older
+            && self.number_of(&below)? == replaced
             && let Some(home) = to.view.on(branch)
         {
             self.remove_replaced(&to.view, &below.top()?.branch, home, to.name);

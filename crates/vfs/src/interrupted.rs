@@ -3,11 +3,15 @@
 //! Offered by layers that take several steps for one rename ([`crate::Capabilities::interrupted`]); used by a front
 //! end for a resent rename that was begun and whose reply was not recorded.
 
-use crate::{FileId, Name, Node, Result};
+use crate::{Caller, FileId, Name, Node, Result, Time};
 
 /// A rename that was begun.
 #[derive(Clone, Copy, Debug)]
 pub struct InterruptedRename<'a> {
+    /// The process that has requested it.
+    pub caller: &'a Caller,
+    /// Time at which it began.
+    pub begun: Time,
     /// The directory of the old name.
     pub parent: &'a Node,
     /// The old name.
@@ -34,4 +38,10 @@ pub trait FinishRename {
     /// # Errors
     /// Errors of the storage: the rename is not complete.
     fn finish_rename(&self, rename: &InterruptedRename<'_>) -> Result<bool>;
+
+    /// Undoes the first steps of a rename that is not visible, as its caller may not wait for it any more.
+    ///
+    /// # Errors
+    /// Errors of the storage: a hidden link of the file stays.
+    fn undo_rename(&self, rename: &InterruptedRename<'_>) -> Result<()>;
 }

@@ -16,6 +16,8 @@
 //! | WRITE at the end | the file has grown, and the new content is the data, or a part of it |
 //! | FALLOCATE that changes the length | the length has changed |
 //!
+//! A rename of several steps is also finished where it does not come again, as its caller was killed, too.
+//!
 //! Where nobody but the mount changes anything (layers whose files are found by inode number), a file was created
 //! since the request began if it did not exist at that time, regardless of clocks; and a name that exists has not
 //! been removed yet.
@@ -27,7 +29,7 @@
 
 use super::{
     Survives,
-    requests::{Facts, Noted, node_of},
+    requests::{Facts, Noted, RenameRecord, node_of},
     restore::reopened,
 };
 use crate::{
@@ -39,7 +41,9 @@ use crate::{
 };
 use fusewire::{Header, Op, Reply, Request, abi, abi::fopen};
 use nacre_sys::clocks::{self, Clock};
-use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, InterruptedRename, Kind, Node, OpenFlags, RenameFlags};
+use nacre_vfs::{
+    Attr, Caller, Entry, Errno, FileId, FinishRename, InterruptedRename, Kind, Node, OpenFlags, RenameFlags, Time,
+};
 use std::time::Duration;
 
 /// Facts recorded about a name that is about to be created.
@@ -52,6 +56,15 @@ const SETTING: &[u8] = b"user.mergerfs.";
 /// An identity that no file has.
 const NO_FILE: FileId = FileId { fs: 0, ino: 0, generation: 0 };
 
+/// The old and the new name of a rename, whose old directory is the request's node.
+#[derive(Clone, Copy)]
+struct RenameNames<'a> {
+    old: &'a [u8],
+    new_dir: u64,
+    new: &'a [u8],
+    flags: u32,
+}
+
 impl Door {
     /// Handles a request of a mount that survives its process.
     pub(crate) fn handle_noted(&self, survives: &Survives, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
@@ -62,7 +75,7 @@ impl Door {
         let comes_again = request.header.unique != unique;
         let before = if comes_again { survives.requests.before(unique) } else { None };
         match before {
-            Some(noted) => survives.requests.begin(unique, noted.begun, noted.facts)?,
+            Some(noted) => survives.requests.begin(unique, noted.begun, noted.facts, noted.rename.as_ref())?,
             None => self.note_begun(survives, request)?,
         }
         let done = match before {
@@ -91,7 +104,35 @@ impl Door {
     /// Records that a request is about to be carried out.
     pub(super) fn note_begun(&self, survives: &Survives, request: &Request<'_>) -> Outcome {
         let facts = self.facts(request).unwrap_or_default();
-        survives.requests.begin(request.header.unique & !abi::UNIQUE_RESEND, now(), facts)
+        let rename = self.recorded_rename(request);
+        survives.requests.begin(request.header.unique & !abi::UNIQUE_RESEND, now(), facts, rename.as_ref())
+    }
+
+    /// Returns a rename for its record, where a layer takes several steps for it.
+    fn recorded_rename(&self, request: &Request<'_>) -> Option<RenameRecord> {
+        self.layer.capabilities().interrupted?;
+        let Op::Rename { name, new_dir, new_name, flags } = request.op else { return None };
+        let Header { nodeid: parent, uid, gid, .. } = request.header;
+        let (name, new_name) = (name.to_vec(), new_name.to_vec());
+        Some(RenameRecord { parent, name, new_parent: new_dir, new_name, flags, uid, gid })
+    }
+
+    /// Finishes the renames in whose middle the previous process was killed: the kernel does not send one again if its
+    /// caller was killed as well. Called before any request is read, so that nobody has seen the names since.
+    pub(super) fn finish_renames(&self, survives: &Survives) {
+        for (unique, noted) in survives.requests.unanswered_renames() {
+            let Some(rename) = &noted.rename else { continue };
+            let RenameRecord { parent, new_parent, flags, uid, gid, .. } = *rename;
+            let header = Header { unique, opcode: 0, nodeid: parent, uid, gid, pid: 0 };
+            let names = RenameNames { old: &rename.name, new_dir: new_parent, new: &rename.new_name, flags };
+            let done = self.has_moved(&header, &noted, names).and_then(|has_moved| match has_moved {
+                true => self.note_moved(&header, names),
+                false => self.with_interrupted(&header, &noted, names, |layer, rename| Ok(layer.undo_rename(rename)?)),
+            });
+            if let Err(failure) = done {
+                tracing::warn!(?failure, "a rename in whose middle the previous process was killed is not finished");
+            }
+        }
     }
 
     /// Returns the facts to be recorded before a request is carried out.
@@ -171,10 +212,11 @@ impl Door {
                     return Ok(());
                 }
             }
-            Op::Rename { name, new_dir, new_name, flags }
-                if self.has_moved(header, noted, name, (new_dir, new_name), flags)? =>
-            {
-                return self.note_moved(header, name, (new_dir, new_name), flags);
+            Op::Rename { name, new_dir, new_name, flags } => {
+                let names = RenameNames { old: name, new_dir, new: new_name, flags };
+                if self.has_moved(header, noted, names)? {
+                    return self.note_moved(header, names);
+                }
             }
             Op::Setxattr { name, .. } if name.starts_with(SETTING) => {
                 let [_, before, ..] = noted.facts;
@@ -341,41 +383,52 @@ impl Door {
         Ok(there.filter(|(.., entry)| Some(entry.attr.kind) == kind && is_its_own(&entry.attr)))
     }
 
-    fn has_moved(
-        &self,
-        header: &Header,
-        noted: &Noted,
-        old: &[u8],
-        (new_dir, new): (u64, &[u8]),
-        flags: u32,
-    ) -> Outcome<bool> {
+    fn has_moved(&self, header: &Header, noted: &Noted, names: RenameNames<'_>) -> Outcome<bool> {
         if noted.facts == Facts::default() {
             return Ok(false);
         }
-        let [fs, ino, generation, replaced_fs, replaced_ino, replaced_generation] = noted.facts;
-        let moving = FileId { fs, ino, generation };
-        if let Some(layer) = self.layer.capabilities().interrupted {
-            let replaced = FileId { fs: replaced_fs, ino: replaced_ino, generation: replaced_generation };
-            return Ok(layer.finish_rename(&InterruptedRename {
-                parent: &self.node(header.nodeid)?,
-                name: name(old)?,
-                new_parent: &self.node(new_dir)?,
-                new_name: name(new)?,
-                moving,
-                replaced: Some(replaced).filter(|replaced| *replaced != NO_FILE),
-                exchange: RenameFlags(flags).has(RenameFlags::EXCHANGE),
-                whiteout: RenameFlags(flags).has(RenameFlags::WHITEOUT),
-            })?);
+        if self.layer.capabilities().interrupted.is_some() {
+            return self.with_interrupted(header, noted, names, |layer, rename| Ok(layer.finish_rename(rename)?));
         }
+        let [fs, ino, generation, ..] = noted.facts;
+        let moving = FileId { fs, ino, generation };
         let is_at = |nodeid: u64, name: &[u8]| {
             let there = self.there(&Header { nodeid, ..*header }, name)?;
             Outcome::Ok(there.is_some_and(|(.., entry)| entry.attr.id == moving))
         };
-        Ok(!is_at(header.nodeid, old)? && is_at(new_dir, new)?)
+        Ok(!is_at(header.nodeid, names.old)? && is_at(names.new_dir, names.new)?)
+    }
+
+    /// Calls a layer that takes several steps for a rename with one that was begun; nothing is done for other layers.
+    fn with_interrupted<T: Default>(
+        &self,
+        header: &Header,
+        noted: &Noted,
+        names: RenameNames<'_>,
+        act: impl FnOnce(&dyn FinishRename, &InterruptedRename<'_>) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let Some(layer) = self.layer.capabilities().interrupted else { return Ok(T::default()) };
+        let [fs, ino, generation, replaced_fs, replaced_ino, replaced_generation] = noted.facts;
+        let replaced = FileId { fs: replaced_fs, ino: replaced_ino, generation: replaced_generation };
+        let nanoseconds = noted.begun % 1_000_000_000;
+        let rename = InterruptedRename {
+            caller: &caller(header),
+            begun: Time { sec: (noted.begun / 1_000_000_000).cast_signed(), nsec: nanoseconds as u32 },
+            parent: &self.node(header.nodeid)?,
+            name: name(names.old)?,
+            new_parent: &self.node(names.new_dir)?,
+            new_name: name(names.new)?,
+            moving: FileId { fs, ino, generation },
+            replaced: Some(replaced).filter(|replaced| *replaced != NO_FILE),
+            exchange: RenameFlags(names.flags).has(RenameFlags::EXCHANGE),
+            whiteout: RenameFlags(names.flags).has(RenameFlags::WHITEOUT),
+        };
+        act(layer, &rename)
     }
 
     /// Updates our state after a rename that was carried out before.
-    fn note_moved(&self, header: &Header, old: &[u8], (new_dir, new): (u64, &[u8]), flags: u32) -> Outcome {
+    fn note_moved(&self, header: &Header, names: RenameNames<'_>) -> Outcome {
+        let RenameNames { old, new_dir, new, flags } = names;
         let (caller, (to, to_id)) = (caller(header), self.parent(new_dir)?);
         self.moved(&caller, &to, (new_dir, to_id), name(new)?);
         if RenameFlags(flags).has(RenameFlags::EXCHANGE) {
@@ -440,8 +493,6 @@ fn now() -> u64 {
 #[cfg(test)]
 mod unit {
     use super::*;
-    use nacre_vfs::Time;
-
     #[test]
     fn answers_to_allocations_are_noted() {
         for mode in [0, 1, 3, 0x10, 0x11, 8, 0x20] {

@@ -38,8 +38,27 @@ const ANSWER: usize = ANSWERED + 1;
 /// Longer replies (there are none) are not recorded.
 const ANSWER_MAX: usize = (RECORD - ANSWER) * 8;
 
+/// Header of a recorded rename: a word that marks it, the directories, the caller, flags and lengths of the names.
+const RENAME_HEAD: usize = 5;
+/// Makes leftovers of a previous reply in the same record unlikely to pass for a rename.
+const RENAME: u64 = 0x6e61_6372_6572_656e;
+
 /// State before a request is carried out; its meaning depends on the kind of request.
 pub(crate) type Facts = [u64; 6];
+
+/// A rename, as the kernel has requested it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RenameRecord {
+    /// Node id of the directory of the old name.
+    pub parent: u64,
+    pub name: Vec<u8>,
+    /// Node id of the directory of the new name.
+    pub new_parent: u64,
+    pub new_name: Vec<u8>,
+    pub flags: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
 
 /// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +68,9 @@ pub(crate) struct Noted {
     pub facts: Facts,
     /// The reply that was sent, or was about to be: its body, or an error number.
     pub answer: Option<Result<Vec<u8>, i32>>,
+    /// The request, if it is an unanswered rename whose names are not too long: the kernel does not send it again if its
+    /// caller is killed as well.
+    pub rename: Option<RenameRecord>,
 }
 
 /// The records of all threads.
@@ -118,13 +140,33 @@ impl Requests {
         self.before.get(&unique)
     }
 
+    /// Returns the unanswered renames of the previous life, by unique number. Those of earlier lives were returned
+    /// then: their names may be other files' by now.
+    pub fn unanswered_renames(&self) -> Vec<(u64, Noted)> {
+        let Some(part) = self.memory.life.checked_sub(1).map(|life| life as usize % LIVES) else { return Vec::new() };
+        let threads = (get(self.memory.part(0, HEADER), THREADS_AT + part) as usize).min(THREADS);
+        let records = (0..threads)
+            .filter_map(|thread| read(self.memory.part(REQUESTS_AT + part * PART + thread * RECORD, RECORD)));
+        records.filter(|(_, noted)| noted.rename.is_some()).collect()
+    }
+
     /// Records that the calling thread is about to carry out a request. EAGAIN where too many threads do so.
-    pub fn begin(self: &Arc<Requests>, unique: u64, begun: u64, facts: Facts) -> Outcome {
+    pub fn begin(
+        self: &Arc<Requests>,
+        unique: u64,
+        begun: u64,
+        facts: Facts,
+        rename: Option<&RenameRecord>,
+    ) -> Outcome {
         self.with_mine(|record| {
             retract(record, UNIQUE);
             put(record, BEGUN, begun);
             facts.iter().enumerate().for_each(|(which, fact)| put(record, FACTS + which, *fact));
             put(record, ANSWERED, 0);
+            match rename {
+                Some(rename) => rename.write(unique, record.get(ANSWER..).unwrap_or_default()),
+                None => put(record, ANSWER, 0),
+            }
             publish(record, UNIQUE, unique);
         })
         .ok_or(Failure::from(Errno::EAGAIN))
@@ -162,6 +204,44 @@ pub(crate) fn node_of(body: &[u8]) -> Option<u64> {
     body.first_chunk().map(|number| u64::from_ne_bytes(*number)).filter(|nodeid| *nodeid != 0)
 }
 
+impl RenameRecord {
+    /// Writes the record where the reply is written later.
+    fn write(&self, unique: u64, words: &[AtomicU64]) {
+        let names = [self.name.as_slice(), &self.new_name].concat();
+        let Some(room) = words.get(RENAME_HEAD..).filter(|room| names.len() <= room.len() * 8) else {
+            put(words, 0, 0);
+            return;
+        };
+        let lengths = (self.name.len() as u64) << 32 | (self.new_name.len() as u64) << 48;
+        put(words, 0, RENAME ^ unique);
+        put(words, 1, self.parent);
+        put(words, 2, self.new_parent);
+        put(words, 3, u64::from(self.uid) << 32 | u64::from(self.gid));
+        put(words, 4, u64::from(self.flags) | lengths);
+        put_bytes(room, &names);
+    }
+
+    fn read(unique: u64, words: &[AtomicU64]) -> Option<RenameRecord> {
+        if get(words, 0) != RENAME ^ unique {
+            return None;
+        }
+        let (owner, rest) = (get(words, 3), get(words, 4));
+        let (length, new_length) = ((rest >> 32 & 0xffff) as usize, (rest >> 48) as usize);
+        let room = words.get(RENAME_HEAD..).filter(|room| length + new_length <= room.len() * 8)?;
+        let mut name = bytes(room, length + new_length);
+        let new_name = name.split_off(length);
+        Some(RenameRecord {
+            parent: get(words, 1),
+            name,
+            new_parent: get(words, 2),
+            new_name,
+            flags: rest as u32,
+            uid: (owner >> 32) as u32,
+            gid: owner as u32,
+        })
+    }
+}
+
 fn read(record: &[AtomicU64]) -> Option<(u64, Noted)> {
     let unique = Some(get(record, UNIQUE)).filter(|unique| *unique != 0)?;
     let answered = get(record, ANSWERED);
@@ -170,8 +250,10 @@ fn read(record: &[AtomicU64]) -> Option<(u64, Noted)> {
         (0, length) => Some(Ok(bytes(record.get(ANSWER..)?, length - 1))),
         (error, _) => Some(Err((error as u32).cast_signed())),
     };
-    Some((
-        unique,
-        Noted { begun: get(record, BEGUN), facts: std::array::from_fn(|which| get(record, FACTS + which)), answer },
-    ))
+    let rename = match answer {
+        None => RenameRecord::read(unique, record.get(ANSWER..)?),
+        Some(_) => None,
+    };
+    let facts = std::array::from_fn(|which| get(record, FACTS + which));
+    Some((unique, Noted { begun: get(record, BEGUN), facts, answer, rename }))
 }

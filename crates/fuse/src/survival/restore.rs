@@ -38,6 +38,7 @@ impl Survival {
             door.writeback.decide_again(number, collected, &*door.layer);
         } else if let Some(survives) = &door.survives {
             door.take_up_open_files(survives);
+            door.finish_renames(survives);
         }
         let device = self.take_device().map_err(MountError::Session)?;
         let options = &door.options;

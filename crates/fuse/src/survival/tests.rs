@@ -167,14 +167,14 @@ fn a_request_is_not_begun_or_begun_or_answered() {
     let prepare = || {
         let memory = Survival::new().unwrap();
         let requests = Arc::new(Requests::new(&memory));
-        requests.begin(2, 5, [1; 6]).unwrap();
+        requests.begin(2, 5, [1; 6], None).unwrap();
         requests.answer(Err(17));
         memory
     };
     let act = |memory: &Survival| {
         // Another thread would have another record.
         let requests = Arc::new(Requests::again(memory));
-        requests.begin(4, 6, [7, 8, 9, 10, 11, 12]).unwrap();
+        requests.begin(4, 6, [7, 8, 9, 10, 11, 12], None).unwrap();
         requests.answer(Ok(&[3; 144]));
     };
     let check = |memory: &Survival, whole: bool| {

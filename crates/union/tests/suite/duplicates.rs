@@ -6,7 +6,9 @@ use nacre_testkit::{
     faulty::{Fault, Faulty},
 };
 use nacre_union::{BranchMode, Union, UnionOptions, Words};
-use nacre_vfs::{Caller, Entry, Errno, Layer, Name, Node, RenameFlags, Result, SetAttr, XattrFlags};
+use nacre_vfs::{
+    Caller, Entry, Errno, InterruptedRename, Layer, Name, Node, RenameFlags, Result, SetAttr, Time, XattrFlags,
+};
 use std::{
     ffi::OsStr,
     sync::{
@@ -326,6 +328,40 @@ fn exchanged_files_take_their_copies_along() {
     let world = copies.world(ALL_RW);
     exchange(&world, "f", (&world.find(b"d").unwrap().node, "g"));
     assert_eq!(copies.shown(), "a/d/g=f0 a/f=g0 b/d/g=g1 b/f=f1 b/one=one c/d/g=g2 c/f=f2");
+}
+
+/// A process that finishes a rename moves the copies that the caller could move.
+#[test]
+fn an_interrupted_rename_moves_copies_by_the_callers_rights() {
+    const USER: u32 = 1000;
+    for (uid, expected) in [(USER, "b/f=f1"), (0, "b/h=f1")] {
+        let copies = Copies::new("");
+        if !copies.branches[0].is_root() {
+            return;
+        }
+        let world = copies.world(ALL_RW);
+        let above = &copies.branches[0];
+        above.change(&above.root, SetAttr { uid: Some(USER), ..SetAttr::default() });
+        let moving = world.find(b"f").unwrap().attr.id;
+        // The step after which the previous process was killed.
+        rename(above, (&above.root, "f"), (&above.root, "h")).unwrap();
+        let caller = Caller { uid, gid: uid, ..world.caller };
+        let interrupted = InterruptedRename {
+            caller: &caller,
+            begun: Time::default(),
+            parent: &world.root,
+            name: name("f"),
+            new_parent: &world.root,
+            new_name: name("h"),
+            moving,
+            replaced: None,
+            exchange: false,
+            whiteout: false,
+        };
+        let finish = world.layer.capabilities().interrupted.unwrap();
+        assert_eq!(finish.finish_rename(&interrupted), Ok(true));
+        assert!(copies.shown().contains(expected), "{uid}: {}", copies.shown());
+    }
 }
 
 /// A branch that counts look-ups.

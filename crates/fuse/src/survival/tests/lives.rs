@@ -97,6 +97,7 @@ impl Lives {
         let dead = (std::mem::replace(&mut self.door, next_door), std::mem::replace(&mut self.layer, next));
         self.dead.push(dead);
         self.door.take_up_open_files(self.survives());
+        self.door.finish_renames(self.survives());
     }
 
     /// Closes the descriptors of dead front ends, where none was taken over.

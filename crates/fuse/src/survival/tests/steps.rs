@@ -350,6 +350,43 @@ fn at_each_step(options: &UnionOptions, requests: &[(&str, Make)]) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// The kernel does not send a request again if its caller is killed as well: the next process finishes a rename that can
+/// be seen, and no later one touches the names.
+#[test]
+fn a_rename_whose_caller_dies_as_well_is_whole() {
+    let options = UnionOptions::default();
+    let mut failed = Vec::new();
+    let renames = REQUESTS.iter().filter(|(title, _)| title.contains("rename of") || title.contains("the same"));
+    for (title, make) in renames {
+        let wanted = carried_out(&options, *make, Moment::Never).unwrap().tree;
+        for step in 0..STEPS_MAX {
+            let mut scene = Scene::new(&options);
+            let (nodeid, op) = make(&mut scene.lives);
+            let before = scene.tree();
+            scene.fault.after(step);
+            scene.lives.carry_out_unanswered(10, nodeid, op);
+            let struck = scene.fault.has_struck();
+            scene.fault.end();
+            if !struck {
+                break;
+            }
+            let is = |tree: &Tree, other: &Tree| {
+                tree.len() == other.len() && tree.iter().all(|(path, leaf)| is_same(Some(leaf), other.get(path)))
+            };
+            scene.lives.die();
+            let tree = scene.tree();
+            if !is(&tree, &before) && !is(&tree, &wanted) {
+                let paths: Vec<String> = tree.keys().map(|path| path.escape_ascii().to_string()).collect();
+                failed.push(format!("{title}, after {step}: {}", paths.join(" ")));
+            }
+            scene.lives.die();
+            assert!(is(&scene.tree(), &tree), "{title}, after {step}: it is begun again");
+            scene.lives.bury();
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
 #[test]
 fn a_death_between_any_two_steps_is_noticed_by_nobody() {
     at_each_step(&UnionOptions::default(), REQUESTS);
