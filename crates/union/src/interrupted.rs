@@ -67,7 +67,7 @@ impl UnionShared {
             Progress::Complete => {}
         }
         if rename.whiteout {
-            self.leave_device(rename.parent, rename.name)?;
+            self.leave_device(rename.caller, rename.parent, rename.name)?;
         }
         if let Some(replaced) = rename.replaced.filter(|_| !rename.exchange) {
             self.remove_interrupted(rename, replaced)?;

@@ -154,7 +154,7 @@ impl UnionShared {
         flags: RenameFlags,
     ) -> Result<()> {
         self.rename(caller, from, to, flags)?;
-        let left = self.leave_device(from.0, from.1);
+        let left = self.leave_device(caller, from.0, from.1);
         if let Err(error) = left {
             // The replaced file is gone, but the renamed file keeps its old name.
             self.rename(caller, to, from, RenameFlags(RenameFlags::NOREPLACE))?;
@@ -163,9 +163,9 @@ impl UnionShared {
         Ok(())
     }
 
-    /// Creates a character device 0/0 under a name.
-    pub(crate) fn leave_device(&self, parent: &Node, name: Name<'_>) -> Result<()> {
-        match self.mknod(&OWN, parent, name, Kind::Character, 0, (0, 0)) {
+    /// Creates a character device 0/0 under a name, which belongs to the caller of the rename as natively.
+    pub(crate) fn leave_device(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        match self.mknod(caller, parent, name, Kind::Character, 0, (0, 0)) {
             // The previous process was killed after this step.
             Ok(_) | Err(Errno::EEXIST) => Ok(()),
             Err(error) => Err(error),

@@ -5,7 +5,7 @@ use crate::unions::{Directories, host, mem, union};
 use nacre_testkit::World;
 use nacre_testkit::name;
 use nacre_union::{Style, UnionOptions};
-use nacre_vfs::{Kind, Layer, RenameFlags, SetAttr};
+use nacre_vfs::{Caller, Kind, Layer, RenameFlags, SetAttr};
 use std::sync::Arc;
 
 fn is_device(world: &World, bytes: &[u8]) -> bool {
@@ -69,4 +69,16 @@ fn in_real_directories() {
             live(&|| host(&directories.fresh()), style);
         }
     }
+}
+
+#[test]
+fn the_device_that_a_rename_leaves_belongs_to_its_caller() {
+    let world = World::new(union(vec![(mem(), "rw"), (mem(), "ro")], UnionOptions::default()));
+    let (layer, root) = (&world.layer, &world.root);
+    let caller = Caller { uid: 1000, gid: 100, ..world.caller };
+    layer.mknod(&caller, root, name(b"file"), Kind::File, 0o644, (0, 0)).unwrap();
+    layer.rename(&caller, root, name(b"file"), root, name(b"moved"), RenameFlags(RenameFlags::WHITEOUT)).unwrap();
+    assert!(is_device(&world, b"file"));
+    let attr = world.find(b"file").unwrap().attr;
+    assert_eq!((attr.uid, attr.gid), (1000, 100));
 }
