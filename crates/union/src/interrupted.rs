@@ -5,7 +5,7 @@
 //!
 //! | old name | new name | missing |
 //! |---|---|---|
-//! | the file | the same file | the old name is removed (`replace_above`) |
+//! | the file | the same file | copies are renamed, the old name is removed (`replace_above`) |
 //! | the upper parts of a directory | its lower parts | the upper parts are renamed, too (`move_everywhere`) |
 //! | the empty directory that was replaced | the directory | the empty one is removed (storage without attributes) |
 //! | a copy of the file on a lower branch | the file | the copies are renamed, too (`duplicates.rs`) |
@@ -62,7 +62,11 @@ impl UnionShared {
     fn finish_rename(self: &Arc<UnionShared>, rename: &InterruptedRename<'_>) -> Result<bool> {
         match self.progress(rename)? {
             Progress::Unseen => return Ok(false),
-            Progress::BothNames => self.unlink(&OWN, rename.parent, rename.name)?,
+            Progress::BothNames => {
+                // Copies that the caller may not move are hidden, not removed.
+                let caller = if self.options.duplicates { rename.caller } else { &OWN };
+                self.unlink(caller, rename.parent, rename.name)?;
+            }
             Progress::Replaced => self.rmdir(&OWN, rename.parent, rename.name)?,
             Progress::Complete => {}
         }
@@ -111,6 +115,11 @@ impl UnionShared {
                 let uncovered = to.view.parts.iter().filter(|part| part.branch.index() < below.branch.index());
                 for part in uncovered.filter(|part| part.branch.is_writable()) {
                     self.make_durable(&part.branch, &part.node)?;
+                }
+                if self.changes_duplicates(Action::Rename) {
+                    let index = below.branch.index();
+                    let names = BothNames { from: (&from.view, rename.name), to: (&to.view, rename.new_name), index };
+                    self.duplicates_follow(rename.caller, &old, names)?;
                 }
                 Ok(Progress::BothNames)
             }

@@ -364,6 +364,67 @@ fn an_interrupted_rename_moves_copies_by_the_callers_rights() {
     }
 }
 
+/// The previous process was killed when the file had both names.
+#[test]
+fn an_interrupted_rename_over_a_file_above_takes_the_copies_along() {
+    let copies = Copies::new("");
+    let (above, middle, below) = (&copies.branches[0], &copies.branches[1], &copies.branches[2]);
+    let (file, _) = middle.file(b"x", b"x1");
+    below.file(b"x", b"x2");
+    let world = copies.world(ALL_RW);
+    let [moving, replaced] = [&b"x"[..], b"f"].map(|name| world.find(name).unwrap().attr.id);
+    unlink(above, "f").unwrap();
+    unlink(middle, "f").unwrap();
+    middle.layer.link(&middle.caller, &file.node, None, &middle.root, name("f")).unwrap();
+    let interrupted = InterruptedRename {
+        caller: &world.caller,
+        begun: Time::default(),
+        parent: &world.root,
+        name: name("x"),
+        new_parent: &world.root,
+        new_name: name("f"),
+        moving,
+        replaced: Some(replaced),
+        exchange: false,
+        whiteout: false,
+    };
+    let finish = world.layer.capabilities().interrupted.unwrap();
+    assert_eq!(finish.finish_rename(&interrupted), Ok(true));
+    assert_eq!(copies.shown(), "a/d/g=g0 b/d/g=g1 b/f=x1 b/one=one c/d/g=g2 c/f=x2");
+}
+
+/// A file that another process has put under the replaced one's number since is not removed.
+#[test]
+fn an_interrupted_rename_removes_no_younger_file() {
+    for (begun, is_removed) in [(i64::MAX, true), (0, false)] {
+        let copies = Copies::new("");
+        unlink(&copies.branches[0], "f").unwrap();
+        unlink(&copies.branches[2], "f").unwrap();
+        copies.branches[0].file(b"new", b"new");
+        let options = UnionOptions { sync: false, ..UnionOptions::default() };
+        let branches = copies.layers.iter().map(|layer| (Arc::clone(layer), BranchMode::rw())).collect();
+        let world = World::new(Arc::new(Union::new(branches, options).unwrap()));
+        let [moving, replaced] = [&b"new"[..], b"f"].map(|name| world.find(name).unwrap().attr.id);
+        let above = &copies.branches[0];
+        rename(above, (&above.root, "new"), (&above.root, "f")).unwrap();
+        let interrupted = InterruptedRename {
+            caller: &world.caller,
+            begun: Time { sec: begun, nsec: 0 },
+            parent: &world.root,
+            name: name("new"),
+            new_parent: &world.root,
+            new_name: name("f"),
+            moving,
+            replaced: Some(replaced),
+            exchange: false,
+            whiteout: false,
+        };
+        let finish = world.layer.capabilities().interrupted.unwrap();
+        assert_eq!(finish.finish_rename(&interrupted), Ok(true));
+        assert_eq!(copies.branches[1].exists(b"f"), !is_removed, "{begun}: {}", copies.shown());
+    }
+}
+
 /// A branch that counts look-ups.
 struct Counting {
     below: Arc<dyn Layer>,
