@@ -29,7 +29,7 @@
 
 use super::{
     Survives,
-    requests::{Facts, Noted, RenameRecord, node_of},
+    requests::{Facts, Noted, PanicReply, RenameRecord, node_of},
     restore::reopened,
 };
 use crate::{
@@ -78,12 +78,14 @@ impl Door {
             Some(noted) => survives.requests.begin(unique, noted.begun, noted.facts, noted.rename.as_ref())?,
             None => self.note_begun(survives, request)?,
         }
+        let panics = PanicReply(&survives.requests);
         let done = match before {
             Some(Noted { answer: Some(Ok(body)), .. }) => self.answer_again(request, body, reply),
             Some(Noted { answer: Some(Err(error)), .. }) => Err(crate::failure::Failure(*error)),
             Some(noted) => self.finish(survives, noted, request, reply),
             None => self.dispatch(request, reply),
         };
+        drop(panics);
         survives.requests.answer(match &done {
             Ok(()) => Ok(reply.built()),
             Err(failure) => Err(failure.0),

@@ -99,6 +99,17 @@ thread_local! {
     static MINE: RefCell<Option<Mine>> = const { RefCell::new(None) };
 }
 
+/// Records EIO, when dropped, for a request whose handler panics: that is its reply, and its names may change from then on.
+pub(crate) struct PanicReply<'a>(pub &'a Arc<Requests>);
+
+impl Drop for PanicReply<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.answer(Err(Errno::EIO.raw()));
+        }
+    }
+}
+
 impl Requests {
     /// Creates the records of a new life.
     pub fn new(memory: &Survival) -> Requests {

@@ -12,7 +12,7 @@ use super::{
     nodes::{NodePlace, NodeRecord, Nodes},
     numbers::{Sets, Words},
     opens::{OpenLeft, OpenRecord, Opens},
-    requests::Requests,
+    requests::{PanicReply, RenameRecord, Requests},
 };
 use nacre_vfs::{FileId, Kind, OpenFlags};
 use std::{
@@ -192,6 +192,48 @@ fn a_request_is_not_begun_or_begun_or_answered() {
         }
     };
     killed_everywhere(prepare, act, check);
+}
+
+#[test]
+fn unanswered_renames_of_the_last_life_are_known() {
+    let rename = |name: &[u8]| RenameRecord {
+        parent: 1,
+        name: name.to_vec(),
+        new_parent: 7,
+        new_name: b"new".to_vec(),
+        flags: 2,
+        uid: 1000,
+        gid: 100,
+    };
+    let known = |act: &dyn Fn(&Arc<Requests>)| {
+        let mut memory = Survival::new().unwrap();
+        act(&Arc::new(Requests::new(&memory)));
+        let mut lives = [(); 2].map(|()| {
+            memory.next_life();
+            Requests::new(&memory).unanswered_renames()
+        });
+        assert!(lives[1].is_empty(), "a later life has no part in it");
+        std::mem::take(&mut lives[0])
+    };
+    let begun = |requests: &Arc<Requests>, name: &[u8]| requests.begin(4, 6, [7; 6], Some(&rename(name))).unwrap();
+    let [(unique, noted)] = &known(&|requests| begun(requests, b"old"))[..] else { panic!("it is not known") };
+    assert_eq!((*unique, noted.begun, noted.rename.as_ref()), (4, 6, Some(&rename(b"old"))));
+    assert_eq!(known(&|requests| begun(requests, &[b'x'; 141])).len(), 1);
+    assert!(known(&|requests| begun(requests, &[b'x'; 142])).is_empty(), "its names are too long");
+    let answered = known(&|requests| {
+        begun(requests, b"old");
+        requests.answer(Ok(&[]));
+    });
+    assert!(answered.is_empty());
+    let panicked = known(&|requests| {
+        begun(requests, b"old");
+        let handler = || {
+            let _reply = PanicReply(requests);
+            panic!("in the handler");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(handler)).is_err());
+    });
+    assert!(panicked.is_empty(), "it was answered, and its names are free");
 }
 
 #[test]
