@@ -44,7 +44,9 @@ pub fn permissive_words(source: &std::ffi::OsStr, mountpoint: &Path) -> Vec<&'st
 }
 
 fn words_of(lines: &[FstabLine], source: &std::ffi::OsStr, mountpoint: &Path) -> Vec<&'static str> {
-    let Some(line) = lines.iter().find(|line| line.source == source && line.mountpoint == mountpoint) else {
+    let Some(line) =
+        lines.iter().find(|line| Path::new(&line.source) == Path::new(source) && line.mountpoint == mountpoint)
+    else {
         return Vec::new();
     };
     ["suid", "dev"].into_iter().filter(|word| line.has(word)).collect()

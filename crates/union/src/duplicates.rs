@@ -6,7 +6,8 @@
 //! * the file that is shown is changed first, and removed last: whatever happens in between, it is there under one of
 //!   its names;
 //! * a copy is removed only when the file that is shown has been, or is about to be, removed by the same call, or when its
-//!   name has been given to another file; a rename that fails leaves all copies where they were;
+//!   name has been given to another file; a rename that fails leaves all copies where they were, unless the process is
+//!   killed in it;
 //! * a copy that does not follow is hidden as in every union, so that no name comes back;
 //! * nobody changes a copy through the union that he could not change on its branch: the kernel has judged the file that is
 //!   shown alone, and branches are changed as root. A copy counts for root, and for its owner; it is removed or renamed by
@@ -102,11 +103,19 @@ impl CopyAside {
 
     fn put_back(&self, name: Name<'_>) -> Result<()> {
         let (branch, work) = (self.leftover.branch(), self.leftover.branch().work_directory()?);
-        branch.layer.rename(&OWN, &work, self.leftover.name()?, &self.home.node, name, RenameFlags(0))
+        branch.layer.rename(
+            &OWN,
+            &work,
+            self.leftover.name()?,
+            &self.home.node,
+            name,
+            RenameFlags(RenameFlags::NOREPLACE),
+        )
     }
 }
 
-/// Moves copies to the work directories of their branches, all or none.
+/// Moves copies to the work directories of their branches, all or none. A process that is killed meanwhile loses them: the
+/// next one empties the work directories.
 ///
 /// # Errors
 /// Errors of the storage.
@@ -115,8 +124,12 @@ pub(crate) fn set_aside(copies: &[Duplicate], name: Name<'_>) -> Result<Vec<Copy
     for copy in copies.iter().rev() {
         match set_one_aside(copy, name) {
             Ok(one) => aside.push(one),
+            // The directory is on a file system mounted inside the branch, or on a subvolume: its copy is lost where the
+            // rename fails.
+            Err(Errno::EXDEV) => copy.branch().layer.unlink(&OWN, &copy.home.node, name)?,
             Err(error) => {
-                put_back(&aside, name)?;
+                // What cannot be put back is in the log.
+                let _ = put_back(&aside, name);
                 return Err(error);
             }
         }

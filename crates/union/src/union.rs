@@ -476,7 +476,8 @@ impl Layer for Union {
         let any_left_open = any(|branch| branch.left_open.is_some());
         Capabilities {
             acls: any(|branch| branch.acls),
-            judges_callers: any(|branch| branch.judges_callers),
+            // Copies are changed where their owner and directory allow it to the caller.
+            judges_callers: self.shared.options.duplicates || any(|branch| branch.judges_callers),
             reuses_numbers: any(|branch| branch.reuses_numbers),
             numbered: None,
             // Copy-up has to see the first write.

@@ -275,3 +275,19 @@ fn locks_of_other_programs_keep_nobody_from_mounting() {
         assert!(run("umount", [at]).status.success());
     }
 }
+
+/// A user changes through a pool of root's no copy that the user could not change on its branch.
+#[test]
+fn copies_of_others_stay() {
+    needs!(as_root());
+    let fixture = fixture();
+    let script = "for name in removed moved changed; do echo copy > b/u/$name; cp b/u/$name a/u/$name; done; chown -R 1000:1000 a/u";
+    sh(fixture.scratch.path(), &format!("mkdir a/u b/u; {script}"));
+    mount(&fixture, "ours", "category.create=ff");
+    let (code, said) = sh_as(&fixture.mountpoint, 1000, 1000, "", "cd u; rm removed; mv moved new; chmod 777 changed");
+    assert_eq!((code, said.as_str()), (0, ""));
+    let kept =
+        sh(fixture.scratch.path(), "stat -c '%n %U %a' b/u/removed b/u/moved b/u/changed; ls -A b/u | grep -vc wh");
+    assert_eq!(kept, "b/u/removed root 644\nb/u/moved root 644\nb/u/changed root 644\n3\n");
+    assert!(!fixture.at("u/removed").exists() && !fixture.at("u/moved").exists());
+}

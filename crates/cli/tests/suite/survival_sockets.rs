@@ -55,11 +55,16 @@ fn a_death_with_a_full_runtime_directory_costs_no_control_socket() {
 fn status_names_a_stopped_process_without_a_socket() {
     needs!(as_root());
     let (fixture, other) = (Fixture::mirror(&[]), Fixture::mirror(&[]));
-    let socket = Status::of(&fixture.mountpoint).number("pid");
-    let sockets = std::fs::read_dir("/run/nacre").unwrap().flatten().map(|entry| entry.path());
-    let its_own = |path: &std::path::PathBuf| path.to_string_lossy().contains(&format!("{socket}"));
-    for path in sockets.filter(its_own) {
-        std::fs::remove_file(path).unwrap();
+    let pid = Status::of(&fixture.mountpoint).number("pid");
+    let names = std::fs::read_dir("/run/nacre").unwrap().flatten().map(|entry| entry.file_name());
+    let is_its_own = |name: &std::ffi::OsString| {
+        let number = name.to_str().and_then(|name| name.strip_suffix(".sock")).and_then(|name| name.split('-').next());
+        number == Some(&pid.to_string())
+    };
+    let own: Vec<_> = names.filter(is_its_own).collect();
+    assert!(!own.is_empty());
+    for name in own {
+        std::fs::remove_file(std::path::Path::new("/run/nacre").join(name)).unwrap();
     }
     fixture.signal(Signal::STOP);
     let said = run(nacre(), ["status"]);

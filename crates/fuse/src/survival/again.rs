@@ -112,8 +112,8 @@ impl Door {
 
     /// Returns a rename for its record, where a layer takes several steps for it.
     fn recorded_rename(&self, request: &Request<'_>) -> Option<RenameRecord> {
-        self.layer.capabilities().interrupted?;
         let Op::Rename { name, new_dir, new_name, flags } = request.op else { return None };
+        self.layer.capabilities().interrupted?;
         let Header { nodeid: parent, uid, gid, .. } = request.header;
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
         Some(RenameRecord { parent, name, new_parent: new_dir, new_name, flags, uid, gid })

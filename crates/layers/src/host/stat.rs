@@ -4,6 +4,7 @@ use nacre_vfs::{Attr, Errno, FileId, Kind, Protection, Result, Time};
 use parking_lot::RwLock;
 use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags, StatxTimestamp};
 use std::{
+    collections::BTreeMap,
     os::fd::BorrowedFd,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -52,9 +53,32 @@ pub(super) fn of_file_timeless(file: BorrowedFd<'_>) -> Result<Statx> {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, TIMELESS).map_err(errno)
 }
 
-/// A device number as the kernel keeps it: 12 bits of major, 20 of minor.
+/// Bit of `stx_mask`: the subvolume is known (`STATX_SUBVOL`, Linux 6.10: Btrfs, bcachefs).
+const SUBVOLUME: u32 = 0x8000;
+/// Device numbers of further subvolumes: of a major number that no device has (uapi/linux/major.h).
+const FURTHER_DEVICES: u32 = 0xfff << 20;
+
+/// Device numbers of the subvolumes that were examined, by the kernel's device number and the subvolume.
+static SUBVOLUMES: RwLock<BTreeMap<(u32, u64), u32>> = RwLock::new(BTreeMap::new());
+
+/// A device number as the kernel keeps it: 12 bits of major, 20 of minor. Btrfs gives a new subvolume
+/// the number of a deleted one, and a snapshot has the inode numbers and birth times of the same files:
+/// a later subvolume with a known number gets a number of its own here.
 pub(super) fn device(statx: &Statx) -> u32 {
-    statx.stx_dev_major << 20 | statx.stx_dev_minor & 0xf_ffff
+    let device = statx.stx_dev_major << 20 | statx.stx_dev_minor & 0xf_ffff;
+    if statx.stx_mask & SUBVOLUME == 0 {
+        return device;
+    }
+    let key = (device, statx.stx_subvol);
+    let known = SUBVOLUMES.read().get(&key).copied();
+    known.unwrap_or_else(|| number(&mut SUBVOLUMES.write(), key))
+}
+
+fn number(all: &mut BTreeMap<(u32, u64), u32>, key: (u32, u64)) -> u32 {
+    let (device, _) = key;
+    let is_first = all.range((device, 0)..=(device, u64::MAX)).next().is_none();
+    let new = if is_first { device } else { FURTHER_DEVICES | all.len() as u32 & 0xf_ffff };
+    *all.entry(key).or_insert(new)
 }
 
 /// The device number as in `st_dev`.
@@ -77,20 +101,9 @@ pub(super) fn births_change(device: u32) {
     }
 }
 
-/// Bit of `stx_mask`: the subvolume is known (`STATX_SUBVOL`, Linux 6.10: Btrfs, bcachefs).
-const SUBVOLUME: u32 = 0x8000;
-
-/// The generation, which distinguishes successive files with one inode number: the birth time, and
-/// the subvolume where the file system has some. A snapshot that replaces a deleted one gets its
-/// device number (Btrfs), and has inode numbers and birth times of the same files.
+/// The generation, which distinguishes successive files with one inode number; 0 where the file
+/// system keeps no birth time, or an unreliable one.
 fn generation(statx: &Statx) -> u64 {
-    let subvolume = if statx.stx_mask & SUBVOLUME == 0 { 0 } else { statx.stx_subvol };
-    // Multiplied by the odd number next to 2^64 divided by the golden ratio: neighbours lie far apart.
-    born(statx) ^ subvolume.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// The birth time in nanoseconds; 0 where the file system keeps none, or an unreliable one.
-fn born(statx: &Statx) -> u64 {
     if BIRTHS_CHANGE.load(Ordering::Acquire) && CHANGING_BIRTHS.read().contains(&device(statx)) {
         return 0;
     }
