@@ -113,8 +113,16 @@ pub const OBJECT: TableArguments = TableArguments {
     amounts: &["full", "image", "files", "tree", "fsyncs", "stream"],
 };
 
+/// The table `aged`.
+pub const AGED: TableArguments = TableArguments {
+    name: "aged",
+    title: "File systems that are old and nearly full",
+    place: TablePlace::Images,
+    amounts: &["full", "image", "overwrite", "seconds"],
+};
+
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID, EXPORTS, OBJECT];
+pub static TABLES: &[TableArguments] = &[MIRROR, LOGS, UNION, POOL, LISTING, RAID, EXPORTS, OBJECT, AGED];
 
 /// Why a value is not taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -252,6 +260,8 @@ fn amounts(table: &TableArguments) -> Vec<Arg> {
             "One directory of 1,382,438 names over two branches: hours with every rival"
         } else if table.amounts.contains(&"directories") {
             "1,644,553 files in one directory and 1,100,000 directories in another: hours with every rival"
+        } else if table.amounts.contains(&"seconds") {
+            "Ten minutes for each load: many hours"
         } else if table.amounts.contains(&"tree") && table.amounts.contains(&"fsyncs") {
             "1,644,553 files in one directory, and waiting until the pool rests: --tests and --targets choose"
         } else {
@@ -269,20 +279,24 @@ fn amounts(table: &TableArguments) -> Vec<Arg> {
         size("fill", "Size of the cages that are filled (default 1G)"),
         number("names", "Names of the directory that lies on two branches (default 300000)"),
         size("copy", "Size of the large file that is copied up (default 1G)"),
-        size("image", "Size of the images that the file systems lie in, sparse (default 24G)"),
+        size("image", "Size of the images that the file systems lie in, sparse (default 24G; of aged 4G)"),
         size("size", "Size of bonnie++'s file (default 2G)"),
         size("stream", "Size of the files that are written and read as a whole (default 512M)"),
         size("overwrite", "Size of the file that is overwritten in small blocks (default 512M)"),
         number("fsyncs", "Appends that are synced one by one (default 1000)"),
         number("snapshots", "Snapshots beside which is written (default 1000)"),
         number("directories", "Directories in one directory (default 100000)"),
+        number("seconds", "Seconds for which each load of random overwrites is written (default 60)"),
         Arg::new("mix")
             .long("mix")
             .action(ArgAction::SetTrue)
             .help("Files of 50 to 500 KB of text, and not of 100 bytes (1,644,553 of them are 450 GB)"),
     ];
     let known = known.into_iter().filter(|argument| table.amounts.contains(&argument.get_id().as_str()));
-    [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()
+    [quick, number("rounds", "Rounds of which the median counts (default 5; of aged 1)")]
+        .into_iter()
+        .chain(known)
+        .collect()
 }
 
 /// A size with an optional suffix K, M or G (powers of 1024). Not `nacre_size`: what is measured is

@@ -44,7 +44,8 @@ pub fn obstacle() -> Option<String> {
 /// An S3 server with an empty bucket.
 #[derive(Debug)]
 pub struct Store {
-    process: Child,
+    /// The server; `None` if a directory stands for the bucket.
+    process: Option<Child>,
     /// Address of the server, without the simulated distance.
     at: SocketAddr,
     /// Directory in which it stores objects as files, if it does.
@@ -83,11 +84,20 @@ impl Store {
             }
         }
         let endpoint = format!("http://{}", delay_line::start(at, delay).map_err(failed)?);
-        let store = Self { process, at, files: (name == "versitygw").then_some(bucket), endpoint };
+        let store = Self { process: Some(process), at, files: (name == "versitygw").then_some(bucket), endpoint };
         if name == "moto_server" {
             moto(at, "PUT", "").map_err(|error| Failure::new(format!("making a bucket in {name}: {error}")))?;
         }
         Ok(store)
+    }
+
+    /// Makes a directory that stands for the bucket, without a server.
+    pub fn directory(directory: &Path) -> Result<Self, Failure> {
+        let bucket = directory.join(BUCKET);
+        let pool = bucket.join("pool");
+        fs::create_dir_all(&pool).doing("creating", &pool)?;
+        let (at, endpoint) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), String::new());
+        Ok(Self { process: None, at, files: Some(bucket), endpoint })
     }
 
     /// Returns the number of objects with segments of our pool.
@@ -115,9 +125,11 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // It may have ended by itself, which its clients reported.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if let Some(process) = &mut self.process {
+            // It may have ended by itself, which its clients reported.
+            let _ = process.kill();
+            let _ = process.wait();
+        }
     }
 }
 
@@ -202,8 +214,11 @@ impl BucketSite<'_> {
             fs::create_dir_all(directory).doing("creating", directory)?;
         }
         let mounted = match self.bucket.by {
-            BucketOf::Nacre if there => self.run(self.nacre()?.args(["pool", "import", &Self::name()])),
+            BucketOf::Nacre | BucketOf::NacreInDirectory if there => {
+                self.run(self.nacre()?.args(["pool", "import", &Self::name()]))
+            }
             BucketOf::Nacre => self.make_pool(),
+            BucketOf::NacreInDirectory => self.make_pool_in_directory(),
             BucketOf::JuiceFs => self.mount_juicefs(there),
             BucketOf::Curl => {
                 let object = self.local.join("object");
@@ -222,6 +237,13 @@ impl BucketSite<'_> {
         command.args(["pool", "create", "-m"]).arg(self.point).args(["--endpoint", &self.store.endpoint]);
         command.args(["--profile", "bench", "--credentials-file"]).arg(keys).arg("--cache-dir").arg(self.cache());
         self.run(command.args([&Self::name(), POOL]))
+    }
+
+    fn make_pool_in_directory(&self) -> Result<(), Failure> {
+        let files = self.store.files.as_deref().ok_or_else(|| Failure::new("no directory stands for the bucket"))?;
+        let mut command = self.nacre()?;
+        command.args(["pool", "create", "-m"]).arg(self.point);
+        self.run(command.args([Self::name(), format!("file://{}/pool", files.display())]))
     }
 
     fn mount_juicefs(&self, there: bool) -> Result<(), Failure> {
@@ -250,7 +272,9 @@ impl BucketSite<'_> {
     /// Waits until everything written is in the store.
     pub fn settle(&self) -> Result<(), Failure> {
         match self.bucket.by {
-            BucketOf::Nacre => self.run(self.nacre()?.args(["pool", "sync", &Self::name()])),
+            BucketOf::Nacre | BucketOf::NacreInDirectory => {
+                self.run(self.nacre()?.args(["pool", "sync", &Self::name()]))
+            }
             // They write at each close.
             BucketOf::JuiceFs | BucketOf::Curl => Ok(()),
         }
@@ -309,7 +333,9 @@ impl BucketSite<'_> {
     /// Unmounts the file system and leaves it in the bucket, with no cache on this machine.
     pub fn leave(&self) -> Result<(), Failure> {
         let left = match self.bucket.by {
-            BucketOf::Nacre => self.run(self.nacre()?.args(["pool", "export", &Self::name()])),
+            BucketOf::Nacre | BucketOf::NacreInDirectory => {
+                self.run(self.nacre()?.args(["pool", "export", &Self::name()]))
+            }
             BucketOf::JuiceFs => self.run(self.juicefs().arg("umount").arg(self.point)),
             BucketOf::Curl => Ok(()),
         };

@@ -7,7 +7,7 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -114,9 +114,75 @@ pub fn memory(image: &Path) -> Result<Option<u64>, Failure> {
     Ok(most)
 }
 
+/// Bytes that devices have read and written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+}
+
+impl std::ops::AddAssign for Traffic {
+    fn add_assign(&mut self, more: Self) {
+        self.read += more.read;
+        self.written += more.written;
+    }
+}
+
+/// Returns the bytes that the processes that have `image` open have read from devices and written to them; `None` if
+/// there are no such processes.
+pub fn traffic(image: &Path) -> Result<Option<Traffic>, Failure> {
+    let mut all = None;
+    for holder in of(image)? {
+        // A process may end at any moment.
+        let Ok(counters) = fs::read_to_string(format!("/proc/{holder}/io")) else { continue };
+        *all.get_or_insert_default() += of_process(&counters);
+    }
+    Ok(all)
+}
+
+/// Parses `/proc/PID/io`.
+fn of_process(counters: &str) -> Traffic {
+    let counter = |name: &str| {
+        let line = counters.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0)
+    };
+    Traffic { read: counter("read_bytes:"), written: counter("write_bytes:") }
+}
+
+/// Returns the bytes that block devices have read and written.
+pub fn traffic_of_devices(devices: &[PathBuf]) -> Result<Traffic, Failure> {
+    let mut all = Traffic::default();
+    for device in devices {
+        let name = device.file_name().unwrap_or_default();
+        let path = Path::new("/sys/class/block").join(name).join("stat");
+        let counters = fs::read_to_string(&path).doing("reading", &path)?;
+        all += of_device(&counters).ok_or_else(|| Failure::new(format!("'{counters}' counts no sectors")))?;
+    }
+    Ok(all)
+}
+
+/// Parses `/sys/class/block/NAME/stat`, which counts sectors of 512 bytes.
+fn of_device(counters: &str) -> Option<Traffic> {
+    let counters: Vec<u64> = counters.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    Some(Traffic { read: counters.get(2)? * 512, written: counters.get(6)? * 512 })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn traffic_is_read_from_the_counters_of_the_kernel() {
+        let process = "rchar: 9\nwchar: 8\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 1\n";
+        assert_eq!(of_process(process), Traffic { read: 4096, written: 8192 });
+        let device = "  7  0  16  3  9  1  32  5  0  4  8  0 0 0 0 0 0\n";
+        assert_eq!(of_device(device), Some(Traffic { read: 8192, written: 16384 }));
+        assert_eq!(of_device("1 2 3"), None);
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(traffic(directory.path()).unwrap(), None);
+    }
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 

@@ -230,9 +230,10 @@ impl Run<'_> {
         // Listings change nothing, so all visits share a branch that takes long to make.
         let shared = matches!(unit.group(), Group::LongNames | Group::ManyNames);
         let upper = if shared { workload::union::upper(ground) } else { upper };
-        // Where bytes are counted, time does not matter.
-        let paced = unit.group() != Group::Space;
-        Ok(Start { ground: place, upper, work, limit, paced })
+        let shares = if unit.group().shares_image() { target.pool().and_then(|pool| pool.over) } else { None };
+        // Loop devices are as long as whole sectors.
+        let device = shares.map_or(limit, |over| (limit / over.data() as u64).next_multiple_of(1 << 20));
+        Ok(Start { ground: place, upper, work, limit, device, paced: unit.group().limits_devices() })
     }
 
     /// Makes a directory on the ground file system for one visit, owned by the visiting user.
@@ -319,6 +320,7 @@ fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
         Ask::OverUsed => mounted.over_used().map(|(data, metadata)| Answer::Used(data, metadata)),
         Ask::OverMoved => mounted.over_asked(|place| place.moved()).map(Answer::Bytes),
         Ask::OverShare => mounted.over_asked(|place| place.share()).map(Answer::Bytes),
+        Ask::Traffic => mounted.traffic().map(Answer::Traffic),
         Ask::Segments => mounted.segments().map(Answer::Segments),
         Ask::Follow(name) => mounted.follow(name).map(Answer::Took),
     }

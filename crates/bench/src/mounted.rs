@@ -12,7 +12,7 @@ use nacre_bench_arguments::TablePlace;
 use crate::buckets::{self, BucketSite, Store};
 use crate::clock::{self, Deadline};
 use crate::failure::{Doing, Failure};
-use crate::holders;
+use crate::holders::{self, Traffic};
 use crate::images;
 use crate::limits;
 use crate::mounts;
@@ -111,6 +111,8 @@ pub struct Start {
     pub work: PathBuf,
     /// Size of cages and images in bytes.
     pub limit: u64,
+    /// Size of each of several devices in bytes.
+    pub device: u64,
     /// Whether devices are limited.
     pub paced: bool,
 }
@@ -137,7 +139,8 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     if target.ground == Ground::FreshBtrfs && !root {
         return Some("a Btrfs beside the source needs root".to_owned());
     }
-    if target.pool().is_some_and(|pool| pool.over.is_some()) && root && !limits::are_there() {
+    let limits_devices = plan.tests.iter().any(|test| test.group.limits_devices());
+    if limits_devices && target.pool().is_some_and(|pool| pool.over.is_some()) && root && !limits::are_there() {
         return Some("devices cannot be limited: there is no io controller of version 1".to_owned());
     }
     for step in target.steps {
@@ -162,7 +165,8 @@ pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     if target.as_user && root && plan.user.is_none() {
         return Some("no ordinary user to run as (--user)".to_owned());
     }
-    if target.steps.iter().any(|step| matches!(step, Step::Bucket(_)))
+    let needs_server = |step: &Step| matches!(step, Step::Bucket(bucket) if bucket.by != BucketOf::NacreInDirectory);
+    if target.steps.iter().any(needs_server)
         && let Some(why) = buckets::obstacle()
     {
         return Some(why);
@@ -228,8 +232,11 @@ impl<'a> Mounted<'a> {
     fn build(&mut self) -> Result<(), Failure> {
         let count = self.target.steps.len();
         if let (Some(Step::Bucket(bucket)), None) = (self.target.steps.last(), &self.store) {
-            let delay = Duration::from_millis(bucket.delay);
-            self.store = Some(Store::start(&self.start.ground.join(STORE), delay)?);
+            let (directory, delay) = (self.start.ground.join(STORE), Duration::from_millis(bucket.delay));
+            self.store = Some(match bucket.by {
+                BucketOf::NacreInDirectory => Store::directory(&directory)?,
+                _ => Store::start(&directory, delay)?,
+            });
         }
         for (index, step) in self.target.steps.iter().enumerate() {
             let point = match step {
@@ -382,7 +389,7 @@ impl<'a> Mounted<'a> {
         for number in 0..over.devices + 1 {
             let (image, link) = (self.start.ground.join(format!("disk{number}")), self.link(number));
             if !image.exists() {
-                images::sparse(&image, self.start.limit)?;
+                images::sparse(&image, self.start.device)?;
             }
             let device = images::attach(&image, true, undo, &log)?;
             undo.enter(Effect::Limit(device.clone()))?;
@@ -412,7 +419,9 @@ impl<'a> Mounted<'a> {
 
     fn release_devices(&self, devices: &[PathBuf]) -> Result<(), Failure> {
         for (number, device) in devices.iter().enumerate() {
-            limits::set(device, 0)?;
+            if self.start.paced {
+                limits::set(device, 0)?;
+            }
             undo::release_loop(device)?;
             for effect in
                 [Effect::Limit(device.clone()), Effect::Loop(device.clone()), Effect::Holders(self.link(number))]
@@ -651,6 +660,16 @@ impl<'a> Mounted<'a> {
     /// Returns the peak memory of the daemon; `None` for file systems of the kernel.
     pub fn memory(&self) -> Result<Option<u64>, Failure> {
         holders::memory(&self.image())
+    }
+
+    /// Returns the bytes read and written by the devices of the last step, or by the processes that serve it; `None` if
+    /// there are neither.
+    pub fn traffic(&self) -> Result<Option<Traffic>, Failure> {
+        match self.made.last() {
+            Some(Made { step: Step::Bucket(_), .. }) => holders::traffic(&self.local()),
+            Some(Made { devices, .. }) if !devices.is_empty() => holders::traffic_of_devices(devices).map(Some),
+            _ => holders::traffic(&self.image()),
+        }
     }
 
     /// Returns the option without which ordinary users cannot mount: they may use `allow_other` only where root has

@@ -75,6 +75,8 @@ pub struct Scale {
     pub snapshots: u64,
     /// Number of directories in one directory.
     pub directories: u64,
+    /// Seconds for which each load of random overwrites is written.
+    pub seconds: u64,
     /// Whether the sizes of many files are 50 to 500 KB instead of 100 bytes.
     pub mixed: bool,
     /// Whether to wait until a pool in a bucket is idle.
@@ -102,6 +104,7 @@ impl Scale {
                 "fsyncs" => format!("{} syncs", self.fsyncs),
                 "snapshots" => format!("{} snapshots", self.snapshots),
                 "directories" => format!("{} directories in one", self.directories),
+                "seconds" => format!("{} seconds for each load", self.seconds),
                 "mix" if self.mixed => "files of 50 to 500 KB".to_owned(),
                 "mix" => "files of 100 bytes".to_owned(),
                 "fill" => format!("{} MiB where they are filled", self.fill >> 20),
@@ -148,6 +151,15 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
     if table.arguments.name == "object" && flag("full") {
         (scale.files, scale.rests) = (DOCUMENTED_FILES, true);
     }
+    if table.arguments.name == "aged" {
+        (scale.rounds, scale.image) = (1, 4 * GIB);
+        if flag("full") {
+            scale.seconds = 600;
+        }
+        if flag("quick") {
+            (scale.image, scale.seconds) = (GIB, 3);
+        }
+    }
     scale.mixed = flag("mix");
     if flag("full") {
         scale.directories = DOCUMENTED_DIRECTORIES;
@@ -185,6 +197,7 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
         ("fsyncs", &mut scale.fsyncs),
         ("snapshots", &mut scale.snapshots),
         ("directories", &mut scale.directories),
+        ("seconds", &mut scale.seconds),
     ] {
         *amount = number(id).unwrap_or(*amount);
     }
@@ -248,6 +261,7 @@ fn usual_scale() -> Scale {
         fsyncs: 1000,
         snapshots: 1000,
         directories: 100_000,
+        seconds: 60,
         mixed: false,
         rests: false,
     }
@@ -339,6 +353,10 @@ mod tests {
                 && of(&["pool", "--image", "1M"]).is_err()
                 && of(&["pool", "--full"]).is_err()
         );
+        let aged = |words: &[&str]| of(words).map(|scale| (scale.rounds, scale.image, scale.seconds));
+        assert_eq!(aged(&["aged"]), Ok((1, 4 * GIB, 60)));
+        assert_eq!(aged(&["aged", "--full", "--image", "8G"]), Ok((1, 8 * GIB, 600)));
+        assert_eq!(aged(&["aged", "--quick", "--seconds", "2"]), Ok((1, GIB, 2)));
         assert!(of(&["union", "--copy", "1000"]).is_err() && of(&["union", "--names", "60000000"]).is_err());
         assert!(of(&["logs", "--cage", "1G", "--dd", "1000"]).unwrap_err().contains("larger"));
         assert!(of(&["logs", "--fill", "1M"]).unwrap_err().contains("at least"));

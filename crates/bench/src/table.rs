@@ -7,6 +7,7 @@ use nacre_bench_arguments::TableArguments;
 
 use crate::target::Target;
 
+mod aged;
 mod exports;
 mod listing;
 mod logs;
@@ -16,6 +17,7 @@ mod pool;
 mod raid;
 mod union;
 
+pub use aged::{AGED, LOADS, Load};
 pub use exports::EXPORTS;
 pub use listing::LISTING;
 pub use logs::LOGS;
@@ -100,6 +102,16 @@ pub enum Group {
     InBucket,
     /// One directory of very many files, in a bucket.
     ManyInBucket,
+    /// A file that takes half of the room, overwritten at random.
+    Aged50,
+    /// A file that takes 70 % of the room, overwritten at random.
+    Aged70,
+    /// A file that takes 85 % of the room, overwritten at random.
+    Aged85,
+    /// A file that takes 95 % of the room, overwritten at random.
+    Aged95,
+    /// Reads of files that were overwritten at random.
+    AgedReading,
 }
 
 impl Group {
@@ -142,6 +154,11 @@ impl Group {
             Self::Served => "served",
             Self::InBucket => "bucket",
             Self::ManyInBucket => "bucket-many",
+            Self::Aged50 => "aged-50",
+            Self::Aged70 => "aged-70",
+            Self::Aged85 => "aged-85",
+            Self::Aged95 => "aged-95",
+            Self::AgedReading => "aged-reading",
         }
     }
 
@@ -184,7 +201,23 @@ impl Group {
             Self::Served => "given to clients of NFS and SMB, on loopback",
             Self::InBucket => "in a bucket (what is written counts when it is in the store)",
             Self::ManyInBucket => "one directory of very many files in a bucket",
+            Self::Aged50 => "overwritten at random, 50 % full",
+            Self::Aged70 => "overwritten at random, 70 % full",
+            Self::Aged85 => "overwritten at random, 85 % full",
+            Self::Aged95 => "overwritten at random, 95 % full",
+            Self::AgedReading => "read after five times its size was overwritten at random",
         }
+    }
+
+    /// Whether devices of pools are limited, so that they are slower than the machine.
+    pub fn limits_devices(self) -> bool {
+        // Where bytes are counted, time does not matter.
+        !matches!(self, Self::Space | Self::Aged50 | Self::Aged70 | Self::Aged85 | Self::Aged95 | Self::AgedReading)
+    }
+
+    /// Whether the devices of a pool have the size of one image together, without their redundancy.
+    pub fn shares_image(self) -> bool {
+        matches!(self, Self::Aged50 | Self::Aged70 | Self::Aged85 | Self::Aged95 | Self::AgedReading)
     }
 
     /// Returns the programs without which the group cannot be measured.
@@ -194,6 +227,7 @@ impl Group {
             Self::Lookups | Self::Changes | Self::BranchData | Self::Unrelated => &[],
             Self::Bonnie | Self::BonnieText | Self::BonnieFiles | Self::SmallWrites | Self::SmallFiles => &[],
             Self::OverDevices | Self::Space | Self::Shapes => &[],
+            Self::Aged50 | Self::Aged70 | Self::Aged85 | Self::Aged95 | Self::AgedReading => &[],
             Self::Versions | Self::Copying => &["cp"],
             Self::Recovery => &["xfs_io"],
             Self::ManyFiles | Self::ManyDirectories | Self::ManyInBucket => &["ls"],
@@ -316,7 +350,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID, &EXPORTS, &OBJECT];
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING, &RAID, &EXPORTS, &OBJECT, &AGED];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }

@@ -50,6 +50,8 @@ pub struct Bucket {
 pub enum BucketOf {
     /// A pool of `nacre pool`.
     Nacre,
+    /// A pool of `nacre pool`, in a directory that stands for a bucket.
+    NacreInDirectory,
     /// JuiceFS, with its metadata in SQLite.
     JuiceFs,
     /// No file system: curl puts and gets objects, as any client can.
@@ -174,6 +176,7 @@ impl Step {
             Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => &["zfs-fuse", "zpool", "zfs", "setpriv"],
             Self::Pool(Pool { by: PoolOf::Btrfs, .. }) => &["losetup", "mkfs.btrfs", "btrfs"],
             Self::Bucket(Bucket { by: BucketOf::Nacre, .. }) => &["nacre", "setpriv"],
+            Self::Bucket(Bucket { by: BucketOf::NacreInDirectory, .. }) => &["nacre"],
             Self::Bucket(Bucket { by: BucketOf::JuiceFs, .. }) => &["juicefs", "setpriv"],
             Self::Bucket(Bucket { by: BucketOf::Curl, .. }) => &["curl", "setpriv"],
             Self::Nodatacow => &["chattr"],

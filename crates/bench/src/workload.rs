@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::failure::{Doing, Failure};
+use crate::holders::Traffic;
 use crate::mounted::{OverAsk, Version};
 use crate::options::User;
 use crate::report::{Point, Sample};
@@ -18,6 +19,7 @@ use crate::scale::Scale;
 use crate::table::Group;
 use crate::target::{Objects, Pool};
 
+mod aged;
 mod appends;
 mod big_file;
 mod bonnie;
@@ -104,6 +106,8 @@ pub enum Ask {
     OverMoved,
     /// Asks for the bytes allocated on the first device.
     OverShare,
+    /// Asks for the bytes that devices have read and written.
+    Traffic,
     /// Asks for the number of segment objects of a pool.
     Segments,
     /// Asks how long another machine's reader needs to see a new file of this name.
@@ -121,6 +125,8 @@ pub enum Answer {
     Memory(Option<u64>),
     /// Bytes on devices: data and metadata.
     Used(u64, u64),
+    /// Bytes that devices have read and written, if it is known.
+    Traffic(Option<Traffic>),
     /// Number of bytes.
     Bytes(u64),
     /// Number of segment objects, if it is a pool in a bucket.
@@ -311,6 +317,7 @@ pub fn prepare(unit: WorkUnit, source: &Path, scale: &Scale, buffer: &mut Buffer
         WorkUnit::Whole(Group::Served) => served::prepare(source, scale),
         WorkUnit::Whole(Group::InBucket) => in_bucket::prepare(source, scale),
         WorkUnit::Whole(Group::ManyInBucket) => Ok(()),
+        WorkUnit::Whole(Group::Aged50 | Group::Aged70 | Group::Aged85 | Group::Aged95 | Group::AgedReading) => Ok(()),
     }
 }
 
@@ -354,6 +361,10 @@ pub fn run(unit: WorkUnit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         WorkUnit::Whole(Group::Served) => served::run(visit),
         WorkUnit::Whole(Group::InBucket) => in_bucket::run(visit),
         WorkUnit::Whole(Group::ManyInBucket) => many::run_in_bucket(visit),
+        WorkUnit::Whole(group @ (Group::Aged50 | Group::Aged70 | Group::Aged85 | Group::Aged95)) => {
+            aged::run(visit, group)
+        }
+        WorkUnit::Whole(Group::AgedReading) => aged::run_reading(visit),
     }
 }
 

@@ -121,6 +121,30 @@ fn directories_of_many_names_are_measured() {
     assert_eq!(imports, if has_rsync { 7 } else { 6 }, "each directory is cold twice, each copy once: {calls}");
 }
 
+#[test]
+fn aged_file_systems_are_measured() {
+    if !possible() {
+        return;
+    }
+    let amounts = ["--quick", "--image", "512M", "--seconds", "1", "--overwrite", "8M"];
+    let tests = ["--tests", "aged-50,aged-reading"];
+    let (report, calls) = measured("aged", "nacre-pool-off", &[&amounts[..], &tests[..]].concat());
+    assert_eq!(report.notes, Vec::<String>::new());
+    assert_eq!(missing(&report, "xfs"), BTreeSet::new());
+    // No process serves the stand-in.
+    let costs = ["aged-50-16k-cost", "aged-50-4k-cost", "aged-50-128k-cost"].map(str::to_owned);
+    assert_eq!(missing(&report, "nacre-pool-off"), BTreeSet::from(costs));
+    let one = (1 << 20) as f64;
+    let cost = summary::worst(&report, "aged-50-16k-cost", "xfs").unwrap();
+    // It overwrites in place; what is overwritten again before it is written out is written once.
+    assert!((1.0..1.5 * one).contains(&cost), "{cost}");
+    // XFS allocates beyond the end of a file that grows.
+    let size = summary::worst(&report, "aged-50-4k-size", "xfs").unwrap();
+    assert!((one..1.5 * one).contains(&size), "{size}");
+    let imports = calls.lines().filter(|line| line.starts_with("pool import")).count();
+    assert_eq!(imports, 6, "fresh and after two loads, each twice cold: {calls}");
+}
+
 /// zfs-fuse serves a whole machine: where it runs already, it is reported and left out.
 #[test]
 fn zfs_fuse_is_measured_where_it_is_installed() {

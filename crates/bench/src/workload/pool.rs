@@ -28,7 +28,7 @@ const PART: u64 = 8;
 /// Number of files that are synced one by one before the crash.
 const SYNCED: u64 = 100;
 
-fn make(path: &Path, bytes: u64, supply: &Supply) -> Result<OwnedFd, Failure> {
+pub(super) fn make(path: &Path, bytes: u64, supply: &Supply) -> Result<OwnedFd, Failure> {
     let file = open(path, OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
     for offset in (0..bytes).step_by(MIB as usize) {
         put(&file, supply.block(offset, MIB as usize), offset)?;
@@ -37,7 +37,7 @@ fn make(path: &Path, bytes: u64, supply: &Supply) -> Result<OwnedFd, Failure> {
     Ok(file)
 }
 
-fn put(file: &OwnedFd, block: &[u8], offset: u64) -> Result<(), Failure> {
+pub(super) fn put(file: &OwnedFd, block: &[u8], offset: u64) -> Result<(), Failure> {
     let count = rustix::io::pwrite(file, block, offset)
         .map_err(|error| Failure::new(format!("writing at {offset}: {error}")))?;
     if count == block.len() {
