@@ -76,7 +76,8 @@ impl Pool {
 
     /// Makes a commit that includes the administrative operation `administer`, which sees the
     /// datasets as this commit writes them. If the operation refuses, the commit is made without
-    /// it, so it must not change anything before it refuses.
+    /// it. If it refuses after it has changed something, nothing of it becomes durable: the commit
+    /// fails.
     pub(super) fn commit_with<R>(
         &self,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
@@ -198,10 +199,9 @@ impl Pool {
             }
         }
         if let Err(error) = &answer
-            && is_damage(error)
             && admin.catalog.changes() != before
         {
-            // The operation did not refuse but broke off: a part of it must not become durable.
+            // A part of the operation must not become durable.
             return Err(error.clone().into());
         }
         admin.catalog.note_snapshots_changed((self.clock)().seconds)?;

@@ -385,6 +385,7 @@ impl Admin {
         if parent == 0 {
             return Ok(limits);
         }
+        self.judge_parent(parent)?;
         if let Some(dataset) = self.quota_tree().filesystem_limit_hit(parent, 1)? {
             return Err(PoolError::CountLimit { what: "filesystem", dataset });
         }

@@ -19,7 +19,7 @@ use super::properties::{Edit, Setting};
 use super::received_shape::ReceivedShape;
 use super::{Admin, Dataset, Pool, as_pool_error};
 use crate::catalog::rows::PARTIAL;
-use crate::catalog::{DatasetRow, PropertyRow, PropertySource};
+use crate::catalog::{DatasetRow, PropertyRow, PropertySource, SnapshotRow};
 use crate::error::PoolError;
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::rows::{DatasetHead, InodeRow, Key, keys};
@@ -185,7 +185,12 @@ impl Pool {
         if (token.to, token.from, &token.after) != (head.guid, head.from, &head.after) {
             return refused("the stream goes on elsewhere than where destination has come to");
         }
-        let base = row.origin.filter(|(of, _)| *of == target).map(|(_, txg)| txg);
+        let base = match row.origin {
+            Some((of, txg)) if of == target => Some(txg),
+            // The base is another file system's by now.
+            Some(_) if id != target => return refused(OTHER_BASE),
+            _ => None,
+        };
         Ok(Some(Begun { target, id, base, fresh: row.origin.is_none(), token: Some(token) }))
     }
 
@@ -248,12 +253,8 @@ impl Pool {
             if !into.force {
                 return refused("destination exists: must specify -F to overwrite it");
             }
-            return match snapshots.first() {
-                Some((_, row)) => {
-                    refused(format!("destination has snapshots (eg. @{}): must destroy them to overwrite it", row.name))
-                }
-                None => Ok(Plan::Below(target, None)),
-            };
+            judge_overwritten(&snapshots)?;
+            return Ok(Plan::Below(target, None));
         }
         let Some((base, row)) = snapshots.iter().find(|(_, row)| row.guid == head.from) else {
             return refused(OTHER_BASE);
@@ -382,7 +383,8 @@ impl Pool {
         self.abort_receive(parent, &name).map(drop)
     }
 
-    /// Destroys what a crashed process was receiving, unless it can be resumed.
+    /// Destroys what a crashed process was receiving, unless it can be resumed. A file system stays
+    /// that has others below it, or snapshots.
     ///
     /// # Errors
     /// Errors of the store.
@@ -400,7 +402,26 @@ impl Pool {
         if left.is_empty() {
             return Ok(());
         }
-        self.commit_with(|admin, _| left.iter().try_for_each(|id| self.destroy_head(admin, *id)))
+        self.commit_with(|admin, _| {
+            // One goes after those below it.
+            let mut at = 0;
+            while let Some(id) = left.get(at).copied() {
+                match admin.judge_head(id) {
+                    Ok(()) => {
+                        self.destroy_head(admin, id)?;
+                        left.remove(at);
+                        at = 0;
+                    }
+                    Err(PoolError::Refused(_)) => at += 1,
+                    Err(error) => return Err(error),
+                }
+            }
+            for id in &left {
+                let name = admin.catalog.dataset(*id)?.name;
+                tracing::warn!(name, "what was half received stays: it has file systems below it, or snapshots");
+            }
+            Ok(())
+        })
     }
 }
 
@@ -412,6 +433,16 @@ enum Plan {
     Clone(u64, Txg),
     /// A temporary dataset below the existing one: a clone of the base, or empty.
     Below(u64, Option<Txg>),
+}
+
+/// Refuses to overwrite a file system that has snapshots.
+fn judge_overwritten(snapshots: &[(Txg, SnapshotRow)]) -> Result<(), PoolError> {
+    match snapshots.first() {
+        Some((_, row)) => {
+            refused(format!("destination has snapshots (eg. @{}): must destroy them to overwrite it", row.name))
+        }
+        None => Ok(()),
+    }
 }
 
 fn find_guid(admin: &Admin, guid: u64) -> Result<Option<(u64, Txg)>, PoolError> {
@@ -431,6 +462,11 @@ impl Admin {
     /// Whether a dataset is partially received.
     pub(super) fn is_half(&self, id: u64) -> Result<bool, PoolError> {
         Ok(self.mark(id)?.is_some())
+    }
+
+    /// Refuses a partially received dataset as a parent: it is destroyed if its stream is cut.
+    pub(super) fn judge_parent(&self, parent: u64) -> Result<(), PoolError> {
+        if self.is_half(parent)? { refused("parent is partially received") } else { Ok(()) }
     }
 }
 
@@ -662,11 +698,17 @@ impl Receiving {
         Ok((txg, admin.enter_what_fits(&planned)?))
     }
 
-    /// Checks that the file system still matches the base of the stream; returns the newer
-    /// snapshots and bookmarks to destroy.
+    /// Checks that the file system still matches the base of the stream, or still has no snapshots
+    /// if there is no base; returns the newer snapshots and bookmarks to destroy.
     fn judge_target(&self, admin: &Admin) -> Result<DestroySet, PoolError> {
         let snapshots = admin.catalog.snapshots(self.target)?;
+        if self.base.is_none() {
+            judge_overwritten(&snapshots)?;
+        }
         let base = self.base.unwrap_or_default();
+        if admin.catalog.dataset(self.dataset.id())?.origin != self.base.map(|base| (self.target, base)) {
+            return refused(OTHER_BASE);
+        }
         let newer: Vec<String> =
             snapshots.iter().filter(|(txg, _)| *txg > base).map(|(_, row)| row.name.clone()).collect();
         if !self.into.force {
@@ -692,15 +734,24 @@ impl Receiving {
     /// Replaces the live dataset of the file system by the dataset that took the rows, which is
     /// removed.
     fn become_received(&self, admin: &mut Admin, id: u64, newer: &DestroySet) -> Result<(), PoolError> {
-        let (pool, target, base) = (&self.pool, self.target, self.base.unwrap_or_default());
+        let (pool, target) = (&self.pool, self.target);
         pool.take_away(admin, newer)?;
         let taken = admin.catalog.dataset(id)?;
         let mut row = admin.catalog.dataset(target)?;
-        pool.doom(admin, row.root, base)?;
+        // What was born earlier belongs to the base, or to the origin of a clone.
+        pool.doom(admin, row.root, row.newest)?;
         admin.catalog.deadlists().forget(row.list)?;
         (row.root, row.list) = (taken.root, taken.list);
         (row.usage.referenced, row.usage.logical_referenced) = (taken.usage.referenced, taken.usage.logical_referenced);
+        let origin = if self.base.is_none() { row.origin.take() } else { None };
+        if self.base.is_none() {
+            row.newest = Txg(0);
+        }
         admin.catalog.set_dataset(target, &row)?;
+        if let Some((of, txg)) = origin {
+            admin.catalog.set_clone(of, txg, target, false)?;
+            admin.drop_if_due(of, txg)?;
+        }
         if self.base.is_none() {
             // The stream may bring other rules for names.
             for (name, row) in pool.spelling_of(&self.head)? {
@@ -712,6 +763,7 @@ impl Receiving {
         admin.catalog.leave(id)?;
         if let Some((of, txg)) = taken.origin {
             admin.catalog.set_clone(of, txg, id, false)?;
+            admin.drop_if_due(of, txg)?;
         }
         admin.recount(target)
     }

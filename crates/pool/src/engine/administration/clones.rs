@@ -49,7 +49,8 @@ impl Pool {
     /// former owner becomes its clone.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for a dataset that is no clone, or if names of snapshots clash;
+    /// [`PoolError::Refused`] for a dataset that is no clone, if names of snapshots clash, or if a
+    /// partially received dataset depends on a snapshot that would move;
     /// [`PoolError::NoSpace`] if a quota above the clone does not allow the snapshots that move.
     pub fn promote(&self, id: u64) -> Result<(), PoolError> {
         self.commit_with(|admin, _| {
@@ -58,7 +59,19 @@ impl Pool {
             let mut old = admin.catalog.dataset(from)?;
             let moving: Vec<(Txg, SnapshotRow)> =
                 admin.catalog.snapshots(from)?.into_iter().filter(|(txg, _)| *txg <= origin).collect();
-            for (_, snapshot) in &moving {
+            // A stream that is received ends as it began: with the same base.
+            if admin.is_half(id)? {
+                return refused("it is partially received".to_owned());
+            }
+            for (txg, snapshot) in &moving {
+                for clone in admin.catalog.clones(from, *txg)? {
+                    if admin.is_half(clone)? {
+                        return refused(format!(
+                            "a partially received snapshot depends on '@{}': complete it, or discard it ('receive -A')",
+                            snapshot.name
+                        ));
+                    }
+                }
                 if admin.catalog.snapshot_named(id, &snapshot.name)?.is_some() {
                     return refused(format!(
                         "snapshot name '@{}' from origin conflicts with one of this dataset",

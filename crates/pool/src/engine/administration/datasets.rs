@@ -121,6 +121,7 @@ impl Pool {
                 return refused(format!("dataset '{}' exists already", new.name));
             }
             if admin.catalog.dataset(id)?.parent != new.parent {
+                admin.judge_parent(new.parent)?;
                 admin.judge_move(id, new.parent)?;
                 admin.quota_tree().reparent(id, new.parent).map_err(refusal)?;
             }

@@ -91,12 +91,7 @@ impl Pool {
             if admin.catalog.head()?.root == id {
                 return refused("the pool's own file system goes with the pool".to_owned());
             }
-            if !admin.catalog.children(id)?.is_empty() {
-                return refused("filesystem has children".to_owned());
-            }
-            if !admin.catalog.snapshots(id)?.is_empty() {
-                return refused("filesystem has snapshots".to_owned());
-            }
+            admin.judge_head(id)?;
             if self.datasets.read().contains_key(&id) {
                 return Err(PoolError::Busy);
             }

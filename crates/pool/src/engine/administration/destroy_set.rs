@@ -111,8 +111,12 @@ impl Pool {
         set.bookmarks.iter().try_for_each(|(id, name)| admin.catalog.set_bookmark(*id, name, None))
     }
 
-    /// Removes a live dataset without snapshots and children from the catalog.
+    /// Removes a live dataset from the catalog.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one with children or snapshots: nothing has changed then.
     pub(in crate::engine) fn destroy_head(&self, admin: &mut Admin, id: u64) -> Result<(), PoolError> {
+        admin.judge_head(id)?;
         let row = admin.catalog.dataset(id)?;
         self.doom(admin, row.root, row.newest)?;
         // Frames of the origin that the clone dropped still belong to the origin.
@@ -132,6 +136,17 @@ impl Pool {
 }
 
 impl Admin {
+    /// Checks that a live dataset has neither children nor snapshots.
+    pub(in crate::engine) fn judge_head(&self, id: u64) -> Result<(), PoolError> {
+        if !self.catalog.children(id)?.is_empty() {
+            return refused("filesystem has children".to_owned());
+        }
+        if !self.catalog.snapshots(id)?.is_empty() {
+            return refused("filesystem has snapshots".to_owned());
+        }
+        Ok(())
+    }
+
     /// Checks whether a snapshot can be destroyed once these file systems are gone.
     fn judge_snapshot(
         &self,

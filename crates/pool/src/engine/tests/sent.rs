@@ -1,6 +1,7 @@
 //! Streams of snapshots: the received rows are those that were sent, an interrupted stream resumes
 //! where it was, and a refused one changes nothing.
 
+mod crossed;
 mod forged;
 mod many;
 
