@@ -257,6 +257,17 @@ impl Disks {
         };
         let found: Vec<_> =
             found.into_iter().map(|(identity, device)| (generation(&identity, &device), identity, device)).collect();
+        for (at, (_, identity, device)) in found.iter().enumerate() {
+            if let Some((.., other)) = found.iter().skip(at + 1).find(|(_, other, _)| are_apart(identity, other)) {
+                return refused(format!(
+                    "'{}' and '{}' were each used without the other, and each has what the other lacks: import one of \
+                     them without the other (-d); what only the other has is given up by 'labelclear -f' of it, and \
+                     'replace' fills it again",
+                    device.name(),
+                    other.name()
+                ));
+            }
+        }
         // Devices that are about to join or to take over a number have labels of the next revision before the others
         // do; if the pool was used without them after that, the others have newer roots.
         let joins = |member: &Member| member.state.status == MemberStatus::Joining;
@@ -511,6 +522,18 @@ pub(super) fn vacate(member: &mut Member) {
 /// Sorts the devices by the newest identity among them, and checks that they are exactly the devices of one pool. A
 /// device that has become shorter can be read as far as it goes, but not written; the space after its last whole MiB
 /// was never used.
+/// Whether each of two devices was used without the other: by its label it lacks nothing, and the
+/// other one does.
+fn are_apart(one: &Identity, other: &Identity) -> bool {
+    let stale = |label: &Identity, of: &Identity| {
+        let guid = of.members.get(usize::from(of.index))?.guid;
+        let member = label.members.iter().find(|member| member.guid == guid)?;
+        Some(member.state.stale)
+    };
+    let lacks_only_the_other = |label, other| stale(label, label) == Some(false) && stale(label, other) == Some(true);
+    lacks_only_the_other(one, other) && lacks_only_the_other(other, one)
+}
+
 fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
     let mut found = Vec::new();
     for device in devices {

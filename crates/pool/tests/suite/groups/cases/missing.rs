@@ -53,6 +53,36 @@ fn whatever_may_be_missing_may_be_missing() {
     }
 }
 
+/// Each half of a mirror was written to without the other: neither is filled from the other one, until one of
+/// them is given alone.
+#[test]
+fn halves_that_were_used_apart_are_not_put_together() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 2)], &[64], 6);
+    model.write().unwrap();
+    model.commit().unwrap();
+    model.store.take().unwrap().close(true, 1).unwrap();
+    let halves: Vec<Arc<Simulator>> = (0..2).map(|at| Arc::clone(model.sim(at))).collect();
+    let alone = |half: &Arc<Simulator>, time| open(&[half], Access::ReadWrite).unwrap().close(true, time).unwrap();
+    // One of them was used alone: the other one is filled.
+    alone(&halves[0], 2);
+    let store = open(&[&halves[0], &halves[1]], Access::ReadWrite).unwrap();
+    assert_eq!(store.on_devices().unwrap().health().iter().filter(|health| health.stale).count(), 1);
+    crate::groups::resilver(&store, 100).unwrap();
+    store.close(true, 3).unwrap();
+    for half in &halves {
+        alone(half, 4);
+    }
+    let both = [&halves[0], &halves[1]];
+    let written: Vec<u64> = halves.iter().map(|half| half.operations()).collect();
+    for access in [Access::ReadWrite, Access::ReadOnly] {
+        let refused = open(&both, access).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("'sim0' and 'sim1' were each used without the other"), "{refused}");
+    }
+    assert_eq!(written, halves.iter().map(|half| half.operations()).collect::<Vec<_>>());
+    alone(&halves[1], 5);
+    assert!(open(&both, Access::ReadWrite).is_err(), "the other one still has its own");
+}
+
 /// The last device of a wide mirror has everything, root records among it.
 #[test]
 fn any_one_of_many_copies_is_enough() {
