@@ -14,6 +14,7 @@
 //!  followed   position of a read-only pool that follows a writer on another machine
 //!  job        a background thread with start, wait and end: scrub, trim
 //!  refusal    errors of verbs
+//!  system_places  directories that are no mount points of streams and of pools that others write
 //! ```
 
 #![forbid(unsafe_code)]
@@ -33,6 +34,7 @@ pub mod pool;
 pub mod progress;
 mod reading;
 pub mod refusal;
+pub mod system_places;
 pub mod watch;
 
 pub use imported::{Imported, Opening};

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::following::Following;
 use super::objects::Objects;
 use super::{holds, moves, refused};
+use crate::system_places::is_of_the_system;
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
 /// Arguments of `receive`.
@@ -70,22 +71,15 @@ impl Read for Incoming<'_> {
     }
 }
 
-/// System directories that a stream's mount point may not cover.
-const OF_THE_SYSTEM: [&str; 4] = ["/", "/home", "/tmp", "/var"];
-
-/// Directories that a stream's mount point may not cover or lie in: a new name there can be
-/// configuration, or a program.
-const IN_THE_SYSTEM: [&str; 14] = [
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/root", "/run", "/sbin", "/sys",
-    "/usr",
-];
-
-/// Whether a stream's mount point there is refused. In homes, hidden names are configuration.
-fn is_of_the_system(at: &Path) -> bool {
-    let is_hidden = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b".");
-    OF_THE_SYSTEM.iter().any(|path| at == Path::new(path))
-        || IN_THE_SYSTEM.iter().any(|path| at.starts_with(path))
-        || at.starts_with("/home") && at.iter().any(is_hidden)
+/// Whether a stream's mount point there is refused, also where it leads through symbolic links. The
+/// home of root is refused as a whole.
+fn is_refused_place(at: &Path) -> bool {
+    let real = at.ancestors().find_map(|above| {
+        let (real, rest) = (above.canonicalize().ok()?, at.strip_prefix(above).ok()?);
+        Some(real.join(rest))
+    });
+    let is_refused = |path: &Path| is_of_the_system(path) || path.starts_with("/root");
+    is_refused(at) || real.is_some_and(|real| is_refused(&real))
 }
 
 /// Properties that give rights to a stream's content (`setuid`, `devices`) or show it to other machines (`sharenfs`, `sharesmb`), with
@@ -557,7 +551,8 @@ fn free_place(
     if there.as_ref().is_some_and(|there| earlier.is_some_and(|earlier| there.what == What::head(earlier.id))) {
         return Ok(());
     }
-    let of_the_system = is_of_the_system(&at);
+    // The next import may be without the altroot.
+    let of_the_system = is_refused_place(Path::new(value)) || is_refused_place(&at);
     let full = std::fs::read_dir(&at).is_ok_and(|mut entries| entries.next().is_some());
     if of_the_system || full || there.is_some() {
         let what = if of_the_system { "that is a place of the system" } else { "something is there already" };

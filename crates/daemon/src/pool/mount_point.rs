@@ -9,7 +9,7 @@
 //! directory no symbolic link is followed at all, and outside of it only a mount point is used that a command has
 //! named.
 
-use nacre_admin::{Kind, MountOptions, Refusal};
+use nacre_admin::{Kind, MountOptions, Refusal, system_places::is_of_the_system};
 use rustix::{
     fs::{
         AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, open, openat, openat2,
@@ -45,47 +45,6 @@ const SYSTEM: [&str; 11] =
 /// Exceptions from [`SYSTEM`].
 const FREE: [&str; 3] = ["/dev/shm", "/usr/local", "/usr/src"];
 
-/// Directories that are refused, with everything below them, for pools that others than root of this machine may
-/// have written.
-const SYSTEM_OF_SHARED: [&str; 17] = [
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/run",
-    "/sbin",
-    "/sys",
-    "/usr",
-    "/var/cache/nacre",
-    "/var/lib/dpkg",
-    "/var/lib/nacre",
-    "/var/lib/rpm",
-    "/var/lib/systemd",
-    "/var/spool",
-];
-/// Directories that are refused for these pools, without their subdirectories.
-const DIRECTORIES_OF_SHARED: [&str; 14] = [
-    "/",
-    "/home",
-    "/media",
-    "/mnt",
-    "/opt",
-    "/root",
-    "/srv",
-    "/tmp",
-    "/var",
-    "/var/cache",
-    "/var/lib",
-    "/var/log",
-    "/var/run",
-    "/var/tmp",
-];
-/// Hidden directories of this home hold keys and files that a login executes.
-const HOME_OF_ROOT: &str = "/root";
-
 /// Rules for mount points of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct PlaceRules {
@@ -98,19 +57,7 @@ pub struct PlaceRules {
 impl PlaceRules {
     /// Returns why nothing may be mounted on this directory.
     fn refuse(&self, path: &Path, was_made: bool) -> Option<&'static str> {
-        let below = |trees: &[&str]| trees.iter().any(|tree| path.starts_with(tree));
-        let is_hidden = || {
-            let names = path.strip_prefix(HOME_OF_ROOT).ok()?;
-            let first = names.components().next()?;
-            Some(first.as_os_str().as_bytes().starts_with(b"."))
-        };
-        let is_of_system = if self.is_shared {
-            below(&SYSTEM_OF_SHARED)
-                || DIRECTORIES_OF_SHARED.iter().any(|directory| path == Path::new(directory))
-                || is_hidden() == Some(true)
-        } else {
-            !was_made && is_systems(path)
-        };
+        let is_of_system = if self.is_shared { is_of_the_system(path) } else { !was_made && is_systems(path) };
         is_of_system.then_some("it is a directory of the system")
     }
 
@@ -445,8 +392,8 @@ mod tests {
     fn pools_that_others_write_have_fewer_places() {
         let shared = PlaceRules { is_shared: true, ..PlaceRules::default() };
         let refused = |path: &str| shared.refuse(Path::new(path), true).is_some();
-        let home = |name: &str| format!("{HOME_OF_ROOT}/{name}");
-        assert!(refused(&home(".ssh")) && refused(&home(".config/x")) && !refused(&home("data")));
+        let home = |name: &str| format!("/root{name}");
+        assert!(refused(&home("/.ssh")) && refused(&home("/.config/x")) && !refused(&home("/data")));
         let system = [
             "/",
             "/root",

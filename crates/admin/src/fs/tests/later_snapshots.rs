@@ -95,18 +95,32 @@ fn a_stream_mounts_nothing_over_what_is_below_the_altroot() {
     let top = std::env::temp_dir().join(format!("nacre-altroot-{}", std::process::id()));
     std::fs::create_dir_all(top.join("full/of")).unwrap();
     let world = || World::within(Opening { altroot: Some(top.clone()), ..opening() });
-    for (place, is_refused) in [("/full", true), ("/full/of", false), ("/etc", false)] {
+    for (place, is_refused) in [("/full", true), ("/full/of", false), ("/etc/new", true), ("/var/spool/new", true)] {
         let [first, _] = streams(&[("mountpoint", place)], &[]);
         let received = receive_as(&world(), &first, into());
         assert_eq!(is_refused_place(&received), is_refused, "{place}: {received:?}");
     }
-    for place in ["/etc/systemd/system/sshd.service.d", "/usr/local/new", "/boot/new", "/home/new/.ssh"] {
+    std::os::unix::fs::symlink("/etc", top.join("link")).unwrap();
+    let link = top.join("link/new").to_str().unwrap().to_owned();
+    for place in [
+        "/etc/systemd/system/sshd.service.d",
+        "/usr/local/new",
+        "/boot/new",
+        "/home/new/.ssh",
+        "/var/spool/cron/crontabs",
+        "/var/lib/dpkg/new",
+        "/var/run/new",
+        "/srv",
+        &link,
+    ] {
         let [first, _] = streams(&[("mountpoint", place)], &[]);
         assert!(is_refused_place(&receive_as(&World::new(), &first, into())), "{place}");
+        // The next import may be without the altroot.
+        assert!(is_refused_place(&receive_as(&world(), &first, into())), "{place}");
     }
-    let [first, _] = streams(&[("mountpoint", "/home")], &[]);
+    let [first, _] = streams(&[("mountpoint", "/shop")], &[]);
     let world = world();
-    world.ok(create_with("t/home", &[("mountpoint", "/home")]));
+    world.ok(create_with("t/home", &[("mountpoint", "/shop")]));
     assert!(is_refused_place(&receive_as(&world, &first, into())), "another file system is mounted there");
     std::fs::remove_dir_all(&top).unwrap();
 }
