@@ -237,8 +237,9 @@ impl Below {
             Ok(log) => (log, None),
             Err(why) => (None, Some(why)),
         };
-        let seen = kept_log::seen(pool, opening.state.as_deref());
-        let seen = seen.map(|path| SeenRoots::open(path, opening.accepts_older));
+        let state = opening.state.as_deref();
+        let (seen, older) = (kept_log::seen(&address, pool, state), kept_log::seen_anywhere(pool, state));
+        let seen = seen.map(|path| SeenRoots::open(path, older.as_deref(), opening.accepts_older));
         self.cached = parts.map(|parts| Arc::new(Cached::new(Arc::clone(&counted) as _, parts)));
         self.address = Some(address);
         let near: Arc<dyn Bucket> = match &self.cached {
@@ -248,7 +249,7 @@ impl Below {
         let nonce = opening.after.unwrap_or_else(|| (opening.entropy)());
         let host = WriterId::machine(opening.host.0, &opening.host.1);
         let writer = WriterId { nonce, host, clock: Box::new(now), uptime: Box::new(WriterId::uptime) };
-        let objects = Objects::new(near, segment, size, writer);
+        let objects = Objects::new(near, pool, segment, size, writer);
         let objects = objects.with_local_log(log).remembering(seen).expecting(self.expected);
         if let Some(why) = trouble {
             objects.set_log_trouble(Some(why));
@@ -440,6 +441,7 @@ impl Imported {
         import: &Import,
         opening: &Opening,
     ) -> Result<(Store, Root, Below), Refusal> {
+        in_bucket::remove_unfinished(&*bucket);
         let patient = CountedBucket::new(Arc::clone(&bucket), Arc::clone(&opening.failing), Arc::default());
         let mut tries = 0;
         loop {
@@ -876,6 +878,15 @@ impl Imported {
     #[must_use]
     pub fn writer(&self) -> Option<u64> {
         self.objects.as_ref().map(|objects| objects.writer())
+    }
+
+    /// The directory that it lies in, where its bucket is one.
+    #[must_use]
+    pub fn bucket_directory(&self) -> Option<PathBuf> {
+        match Address::parse(self.address.as_ref()?) {
+            Ok(Address::Directory(directory)) => Some(directory.canonicalize().unwrap_or(directory)),
+            _ => None,
+        }
     }
 
     /// The server of the bucket that it lies in, where its address names one.

@@ -239,7 +239,7 @@ fn commits(most: u64) -> Vec<CommitFigures> {
     const SEGMENT: u64 = 16 << 10;
     const COMMITS: u32 = 200;
     let writer = WriterId { nonce: 1, host: "here".to_owned(), clock: Box::new(|| 1), uptime: Box::new(|| 1) };
-    let objects = Objects::new(Arc::new(MemoryBucket::new(1, 0)), SEGMENT, 1 << 50, writer);
+    let objects = Objects::new(Arc::new(MemoryBucket::new(1, 0)), 7, SEGMENT, 1 << 50, writer);
     let new =
         NewPool { name: "scale".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, redundant_metadata: false };
     let (store, _) = Store::create_in(Arc::new(objects), &new, 1 << 50).unwrap();

@@ -1,9 +1,14 @@
 //! A bucket that is a directory: for tests, and for a remote file system with hard links that is mounted there.
 //!
-//! Invariants: an object gets its name only when it is complete and durable. It is written under another name
-//! first; a new object gets its name by link(2), which fails if the name exists, a replaceable one by rename(2). No
-//! link below the directory is followed, and no existing file is opened for writing: others may be able to write to
-//! the directory. Only their owner can read objects.
+//! Invariants:
+//! - An object gets its name only when it is complete and durable. It is written without a name first, or under
+//!   another one where the file system has no files without names; a new object gets its name by link(2), which
+//!   fails if the name exists, a replaceable one by rename(2).
+//! - A file with another name is locked (`flock`) by its writer, which removes it also after an error: one without a
+//!   lock is a dead process', and is removed by the next writer ([`Bucket::remove_unfinished`]).
+//! - No link below the directory is followed, and no existing file is opened for writing: others may be able to write
+//!   to the directory. Only their owner can read objects.
+//! - The directory is opened once: what is mounted over it later, or put in its place, is another bucket.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -11,10 +16,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_pool::backend::{Bucket, Put, Requests, longest_object};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 /// Directory of objects that are being written; no object has such a name.
@@ -23,6 +29,8 @@ const UNFINISHED: &str = ".unfinished";
 pub(crate) struct Directory {
     path: PathBuf,
     name: String,
+    /// The directory, from the first request that finds it.
+    opened: OnceLock<OwnedFd>,
     /// Counter that makes the names of unfinished objects unique.
     written: AtomicU64,
     puts: AtomicU64,
@@ -43,6 +51,7 @@ impl Directory {
         Self {
             path,
             name,
+            opened: OnceLock::new(),
             written: zero(),
             puts: zero(),
             gets: zero(),
@@ -57,39 +66,69 @@ impl Directory {
         io::Error::new(ErrorKind::NotFound, format!("there is no directory '{}'", self.path.display()))
     }
 
-    /// Opens the directory itself.
-    fn root(&self) -> io::Result<OwnedFd> {
-        match rustix::fs::open(&self.path, DIRECTORY, Mode::empty()) {
-            Ok(root) => Ok(root),
-            Err(Errno::NOENT) => Err(self.missing()),
-            Err(error) => Err(error.into()),
+    /// Returns the directory itself.
+    fn root(&self) -> io::Result<BorrowedFd<'_>> {
+        let opened = match self.opened.get() {
+            Some(opened) => opened,
+            None => match rustix::fs::open(&self.path, DIRECTORY, Mode::empty()) {
+                Ok(opened) => self.opened.get_or_init(|| opened),
+                Err(Errno::NOENT) => return Err(self.missing()),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        // Some file systems count no names of directories; the kernel marks those that it has seen removed.
+        let is_removed = || {
+            let path = rustix::fs::readlink(format!("/proc/self/fd/{}", opened.as_raw_fd()), Vec::new());
+            path.is_ok_and(|path| path.to_bytes().ends_with(b" (deleted)"))
+        };
+        if rustix::fs::fstat(opened)?.st_nlink == 0 && is_removed() {
+            return Err(self.missing());
         }
+        Ok(opened.as_fd())
     }
 
-    /// Writes an object under a temporary name; the caller gives it its own.
+    /// Writes an object without its name; the caller gives it one.
     fn write(&self, body: &[u8]) -> io::Result<Unfinished> {
         add(&self.puts, 1);
         add(&self.sent, body.len());
-        let directory = entered(self.root()?.as_fd(), UNFINISHED)?;
+        let directory = entered(self.root()?, UNFINISHED)?;
+        let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let mut written = match rustix::fs::openat(&directory, ".", nameless, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => Unfinished { directory, name: None, file: File::from(file) },
+            // Not every file system has files without names.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => self.named(directory)?,
+            Err(error) => return Err(error.into()),
+        };
+        written.file.write_all(body)?;
+        written.file.sync_all()?;
+        Ok(written)
+    }
+
+    /// Makes an empty file with another name.
+    fn named(&self, directory: OwnedFd) -> io::Result<Unfinished> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         loop {
-            // Containers that share the directory may have the same process id: the next name is tried.
-            let number = self.written.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{}-{number}", std::process::id());
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let name = self.next_name();
             let file = match rustix::fs::openat(&directory, &name, flags, Mode::RUSR | Mode::WUSR) {
                 Err(Errno::EXIST) => continue,
-                opened => opened?,
+                opened => File::from(opened?),
             };
-            let mut file = File::from(file);
-            file.write_all(body)?;
-            file.sync_all()?;
-            return Ok(Unfinished { directory, name, file });
+            // Another process that removes what dead ones have left may have been first.
+            let is_own = is_locked(&file) && rustix::fs::fstat(&file)?.st_nlink > 0;
+            if is_own {
+                return Ok(Unfinished { directory, name: Some(name), file });
+            }
         }
+    }
+
+    /// Containers that share the directory may have the same process id: the next name is tried where one exists.
+    fn next_name(&self) -> String {
+        format!("{}-{}", std::process::id(), self.written.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Opens the directory of an object, made where it is missing; returns it with the object's name in it.
     fn place<'a>(&self, key: &'a str) -> io::Result<(OwnedFd, &'a str)> {
-        let mut directory = self.root()?;
+        let mut directory = self.root()?.try_clone_to_owned()?;
         let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
         for part in above.split('/').filter(|part| !part.is_empty()) {
             directory = entered(directory.as_fd(), part)?;
@@ -111,17 +150,53 @@ const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::
 /// Flags for resolving all paths below the directory.
 const BELOW: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::BENEATH);
 
-/// An object under its temporary name.
+/// An object without its name. Dropping it removes the file.
 struct Unfinished {
     directory: OwnedFd,
-    name: String,
+    /// Another name that it has.
+    name: Option<String>,
     file: File,
 }
 
 impl Unfinished {
-    fn remove(self) -> io::Result<()> {
-        Ok(rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())?)
+    /// Links the file that was written, even if its other name is another file's now.
+    fn link(&self, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+        let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        rustix::fs::linkat(rustix::fs::CWD, file, directory, name, AtFlags::SYMLINK_FOLLOW)
     }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        let Some(name) = &self.name else { return };
+        match rustix::fs::unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => tracing::warn!(name, %error, "an unfinished object stays"),
+        }
+    }
+}
+
+/// Locks a file, unless another process has locked it. Where there are no locks, nothing is removed.
+fn is_locked(file: &File) -> bool {
+    !matches!(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK))
+}
+
+/// Removes an unfinished object whose writer is gone.
+fn remove_dead(directory: &OwnedFd, name: &std::ffi::CStr) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        opened => File::from(opened?),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(()),
+        locked => locked?,
+    }
+    // Another process may have removed it, and the name may be a living writer's now.
+    if rustix::fs::fstat(&file)?.st_nlink > 0 {
+        rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
+    }
+    Ok(())
 }
 
 /// Opens a directory in another one; makes it durably where it is missing.
@@ -166,20 +241,33 @@ impl Bucket for Directory {
     }
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
-        let written = self.write(body)?;
+        let mut written = self.write(body)?;
         let (directory, name) = self.place(key)?;
-        rustix::fs::renameat(&written.directory, &written.name, &directory, name)?;
+        // link(2) replaces nothing.
+        if written.name.is_none() && !is_locked(&written.file) {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        while written.name.is_none() {
+            let other = self.next_name();
+            match written.link(&written.directory, &other) {
+                Err(Errno::EXIST) => {}
+                linked => {
+                    linked?;
+                    written.name = Some(other);
+                }
+            }
+        }
+        if let Some(other) = &written.name {
+            rustix::fs::renameat(&written.directory, other, &directory, name)?;
+        }
+        written.name = None;
         Ok(rustix::fs::fsync(directory)?)
     }
 
     fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
         let written = self.write(body)?;
         let (directory, name) = self.place(key)?;
-        // Links the file that was written, even if its temporary name is another file's now.
-        let file = format!("/proc/self/fd/{}", written.file.as_raw_fd());
-        let made = rustix::fs::linkat(rustix::fs::CWD, file, &directory, name, AtFlags::SYMLINK_FOLLOW);
-        written.remove()?;
-        match made {
+        match written.link(&directory, name) {
             Ok(()) => {
                 rustix::fs::fsync(directory)?;
                 Ok(Put::Made)
@@ -189,12 +277,27 @@ impl Bucket for Directory {
         }
     }
 
+    fn remove_unfinished(&self) -> io::Result<()> {
+        let directory = match self.open(UNFINISHED, OFlags::DIRECTORY) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            opened => opened?,
+        };
+        for entry in rustix::fs::Dir::read_from(&directory)? {
+            let entry = entry?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                remove_dead(&directory, entry.file_name())?;
+            }
+        }
+        Ok(())
+    }
+
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
         add(&self.gets, 1);
         let file = match self.open(key, OFlags::empty()) {
             Ok(file) => File::from(file),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return if self.path.is_dir() { Ok(None) } else { Err(self.missing()) };
+                self.root()?;
+                return Ok(None);
             }
             Err(error) => return Err(error),
         };
@@ -219,9 +322,7 @@ impl Bucket for Directory {
         });
         match gathered {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                if !self.path.is_dir() {
-                    return Err(self.missing());
-                }
+                self.root()?;
             }
             gathered => gathered?,
         }
@@ -279,11 +380,52 @@ mod tests {
         bucket.put("linked", b"ours").unwrap();
         assert_eq!(bucket.get("linked", None).unwrap().unwrap(), b"ours");
         assert_eq!(fs::metadata(inside.join("linked")).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(unfinished(&inside), Vec::<String>::new(), "what could not get its name");
         fs::remove_dir_all(inside.join(UNFINISHED)).unwrap();
         symlink(&outside, inside.join(UNFINISHED)).unwrap();
         assert!(bucket.put("a", b"x").is_err() && bucket.put_new("a", b"x").is_err());
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
         assert_eq!(fs::read(outside.join("file")).unwrap(), b"theirs");
+    }
+
+    fn unfinished(bucket: &Path) -> Vec<String> {
+        let names = fs::read_dir(bucket.join(UNFINISHED)).unwrap();
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_dead_writers_left_is_removed_and_nothing_of_living_ones() {
+        let scratch = tempfile::tempdir().unwrap();
+        let bucket = Directory::new(scratch.path().to_owned(), "d".to_owned());
+        bucket.remove_unfinished().unwrap();
+        bucket.put_new("a", b"first").unwrap();
+        fs::write(scratch.path().join(UNFINISHED).join("1-1"), "half of it").unwrap();
+        // As on a file system without files that have no name.
+        let mut living = bucket.named(entered(bucket.root().unwrap(), UNFINISHED).unwrap()).unwrap();
+        living.file.write_all(b"whole").unwrap();
+        bucket.remove_unfinished().unwrap();
+        assert_eq!(unfinished(scratch.path()), living.name.iter().cloned().collect::<Vec<_>>());
+        living.link(&bucket.root().unwrap().try_clone_to_owned().unwrap(), "b").unwrap();
+        drop(living);
+        assert_eq!(unfinished(scratch.path()), Vec::<String>::new());
+        assert_eq!(bucket.get("b", None).unwrap().unwrap(), b"whole");
+        assert_eq!(bucket.get("a", None).unwrap().unwrap(), b"first");
+    }
+
+    #[test]
+    fn another_directory_in_its_place_is_another_bucket() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (path, moved) = (scratch.path().join("d"), scratch.path().join("moved"));
+        fs::create_dir(&path).unwrap();
+        let bucket = Directory::new(path.clone(), "d".to_owned());
+        bucket.put_new("a/1", b"first").unwrap();
+        fs::rename(&path, &moved).unwrap();
+        fs::create_dir(&path).unwrap();
+        bucket.put_new("a/2", b"second").unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0, "it took an object");
+        assert_eq!(bucket.list("a/", "").unwrap(), ["a/1", "a/2"]);
+        fs::remove_dir_all(&moved).unwrap();
+        assert!(bucket.get("a/1", None).is_err() && bucket.list("a/", "").is_err() && bucket.put("a/3", b"x").is_err());
     }
 
     #[test]

@@ -122,11 +122,19 @@ pub fn needed(address: &Path, state: Option<&Path>) -> Vec<PathBuf> {
     all.map(|path| path.canonicalize().unwrap_or(path)).collect()
 }
 
+/// Removes what dead processes have left; what cannot be removed takes room, and does no other harm.
+pub(crate) fn remove_unfinished(bucket: &dyn Bucket) {
+    if let Err(error) = bucket.remove_unfinished() {
+        tracing::warn!(bucket = bucket.name(), %error, "unfinished objects stay");
+    }
+}
+
 /// Checks that the store can hold a pool.
 ///
 /// # Errors
 /// The store cannot hold a pool, or cannot be read.
 pub(crate) fn check(bucket: &dyn Bucket, nonce: u64) -> Result<(), Refusal> {
+    remove_unfinished(bucket);
     if Objects::keeps_condition(bucket, nonce).map_err(|error| refusal(bucket, &error))? {
         return Ok(());
     }

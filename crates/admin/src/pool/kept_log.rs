@@ -11,15 +11,40 @@ use nacre_remote::Address;
 
 use crate::refusal::{Kind, Refusal};
 
-/// Returns the directory of a pool's logs, and whether it was asked for.
-fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bool) {
+/// Number of the address of a bucket, without the way there and credentials. A bucket of the same name at another
+/// server is another bucket.
+fn number(address: &str) -> u64 {
+    let text = match Address::parse(address) {
+        Ok(Address::Directory(path)) => Address::Directory(path.canonicalize().unwrap_or(path)).name(),
+        Ok(address) => format!("{} {}", address.name(), address.endpoint().unwrap_or_default()),
+        Err(_) => address.to_owned(),
+    };
+    LocalLog::number_of(&text)
+}
+
+/// Name of the files of a pool at this address: a copy of its bucket is another pool with the same GUID.
+fn name(address: &str, pool: u64) -> String {
+    format!("{pool:016x}-{:016x}", number(address))
+}
+
+/// Name of the files of a pool that older versions have made, whatever its address.
+fn older_name(pool: u64) -> String {
+    format!("{pool:016x}")
+}
+
+/// Returns the directory of the logs of all pools, and whether it was asked for.
+fn place(address: &str, state: Option<&Path>) -> (Option<PathBuf>, bool) {
     let named = match Address::parse(address) {
         Ok(Address::Bucket(address)) => address.settings.log_dir,
         _ => None,
     };
     let asked = named.is_some();
-    let directory = named.or_else(|| Some(state?.join("log")));
-    (directory.map(|directory| directory.join(format!("{pool:016x}"))), asked)
+    (named.or_else(|| Some(state?.join("log"))), asked)
+}
+
+/// Whether a directory is this user's: another owner could have other files replayed.
+fn is_own(directory: &Path) -> std::io::Result<bool> {
+    Ok(std::fs::symlink_metadata(directory)?.uid() == rustix::process::geteuid().as_raw())
 }
 
 /// Returns the logs of a pool; none where there is no directory for them, or why they cannot be used.
@@ -27,11 +52,12 @@ fn place(address: &str, pool: u64, state: Option<&Path>) -> (Option<PathBuf>, bo
 /// # Errors
 /// A directory that was asked for cannot be used.
 pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Result<Option<LocalLog>, String>, Refusal> {
-    let (Some(directory), asked) = place(address, pool, state) else { return Ok(Ok(None)) };
-    let opened = LocalLog::open(&directory, pool).and_then(|log| {
-        // Its owner could have other files replayed.
-        let is_own = std::fs::symlink_metadata(&directory)?.uid() == rustix::process::geteuid().as_raw();
-        if is_own { Ok(log) } else { Err(std::io::Error::other("it belongs to another user")) }
+    let (Some(place), asked) = place(address, state) else { return Ok(Ok(None)) };
+    let (directory, older) = (place.join(name(address, pool)), place.join(older_name(pool)));
+    let opened = LocalLog::open(&directory, pool, number(address)).and_then(|log| {
+        let older = older.is_dir().then_some(older);
+        let all_own = is_own(&directory)? && older.as_deref().map_or(Ok(true), is_own)?;
+        if all_own { Ok(log.with_older(older)) } else { Err(std::io::Error::other("it belongs to another user")) }
     });
     match opened {
         Ok(log) => Ok(Ok(Some(log))),
@@ -46,22 +72,54 @@ pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Resul
     }
 }
 
-/// Returns the file with the newest state of a pool that this machine has seen.
-pub(crate) fn seen(pool: u64, state: Option<&Path>) -> Option<PathBuf> {
-    Some(state?.join("pools").join(format!("{pool:016x}.seen")))
+/// Returns the file with the newest state of a pool that this machine has seen at this address.
+pub(crate) fn seen(address: &str, pool: u64, state: Option<&Path>) -> Option<PathBuf> {
+    Some(state?.join("pools").join(format!("{}.seen", name(address, pool))))
 }
 
-/// Removes the logs of a pool that is gone.
+/// Returns the file of [`seen`] of older versions, which knows no address.
+pub(crate) fn seen_anywhere(pool: u64, state: Option<&Path>) -> Option<PathBuf> {
+    Some(state?.join("pools").join(format!("{}.seen", older_name(pool))))
+}
+
+/// Removes the logs of a pool that is gone. Those of older versions stay: they may be of a copy.
 pub(crate) fn remove(address: &str, pool: u64, state: Option<&Path>) {
-    if let Some(seen) = seen(pool, state) {
+    if let Some(seen) = seen(address, pool, state) {
         // If it remains, it belongs to a pool that does not exist any more.
         let _ = std::fs::remove_file(seen);
     }
-    let (Some(directory), _) = place(address, pool, state) else { return };
+    let (Some(place), _) = place(address, state) else { return };
+    let directory = place.join(name(address, pool));
     match std::fs::remove_dir_all(&directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(directory = %directory.display(), %error, "logs of the pool stay");
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses of three buckets.
+    const THREE: [&str; 3] =
+        ["s3://b/tank?endpoint=http://127.0.0.1:1", "s3://b/copy?endpoint=http://127.0.0.1:1", "s3://b/tank"];
+
+    #[test]
+    fn copies_of_a_bucket_have_files_of_their_own() {
+        let state = tempfile::tempdir().unwrap();
+        let older = state.path().join("log").join(older_name(7));
+        std::fs::create_dir_all(&older).unwrap();
+        let place = |address: &str| state.path().join("log").join(name(address, 7));
+        for address in THREE {
+            drop(of(address, 7, Some(state.path())).unwrap().unwrap().unwrap());
+            std::fs::write(place(address).join("1.log"), "").unwrap();
+        }
+        remove(THREE[1], 7, Some(state.path()));
+        assert!(older.exists() && !place(THREE[1]).exists());
+        assert!([THREE[0], THREE[2]].iter().all(|address| place(address).join("1.log").exists()));
+        // The way there is no part of it.
+        assert_eq!(name("s3://b/tank?profile=x&cache-size=0", 7), name(THREE[2], 7));
     }
 }

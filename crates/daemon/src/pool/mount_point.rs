@@ -52,6 +52,9 @@ pub struct PlaceRules {
     pub below: Option<PathBuf>,
     /// Others than root of this machine may have chosen the mount points.
     pub is_shared: bool,
+    /// The directory that is the pool's bucket: a mount over it, above it or in it would have the pool read and write
+    /// itself.
+    pub bucket: Option<PathBuf>,
 }
 
 impl PlaceRules {
@@ -59,6 +62,11 @@ impl PlaceRules {
     fn refuse(&self, path: &Path, was_made: bool) -> Option<&'static str> {
         let is_of_system = if self.is_shared { is_of_the_system(path) } else { !was_made && is_systems(path) };
         is_of_system.then_some("it is a directory of the system")
+    }
+
+    /// Whether a mount on this directory hides the pool's bucket or a part of it.
+    fn hides_bucket(&self, path: &Path) -> bool {
+        self.bucket.as_deref().is_some_and(|bucket| bucket.starts_with(path) || path.starts_with(bucket))
     }
 
     /// Returns the part of a mount point below the directory of an untrusted pool.
@@ -153,6 +161,14 @@ impl MountPoint {
             && let Some(why) = rules.refuse(&self.path, self.made)
         {
             return refused(why.to_owned());
+        }
+        // A path with links names another directory; one that is missing hides nothing.
+        let hides = match self.resolved {
+            true => rules.hides_bucket(&self.path),
+            false => apart(|| self.path.canonicalize()).is_ok_and(|path| rules.hides_bucket(&path)),
+        };
+        if hides {
+            return refused("the pool itself lies there".to_owned());
         }
         let ours = source.split(['/', '@']).next().unwrap_or(source);
         let entries = crate::mountinfo::read().unwrap_or_default();
@@ -420,7 +436,7 @@ mod tests {
         }
         let scratch = scratch();
         let below = scratch.path().join("below");
-        let rules = PlaceRules { below: Some(below.clone()), is_shared: true };
+        let rules = PlaceRules { below: Some(below.clone()), is_shared: true, bucket: None };
         let prepare = |at: &Path| MountPoint::prepare(at, &options(false), &rules);
         let place = prepare(&below.join("a/b")).unwrap();
         assert_eq!((place.path(), place.made), (&*below.join("a/b"), true));
@@ -461,6 +477,25 @@ mod tests {
 
     fn give(path: &Path) {
         chown(path, Some(1000), Some(1000)).unwrap();
+    }
+
+    #[test]
+    fn a_pool_is_not_mounted_where_it_lies() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let bucket = scratch.path().join("a/bucket");
+        fs::create_dir_all(bucket.join("seg")).unwrap();
+        fs::create_dir_all(scratch.path().join("a/bucket-2")).unwrap();
+        let rules = PlaceRules { bucket: Some(bucket), ..PlaceRules::default() };
+        for at in ["a", "a/bucket", "a/bucket/seg", "a/bucket/new"] {
+            let at = scratch.path().join(at);
+            let refusal = MountPoint::prepare(&at, &options(true), &rules).unwrap_err();
+            assert!(refusal.what.contains("the pool itself lies there"), "{refusal}");
+        }
+        assert!(!scratch.path().join("a/bucket/new").exists());
+        MountPoint::prepare(&scratch.path().join("a/bucket-2"), &options(true), &rules).unwrap();
     }
 
     #[test]

@@ -31,7 +31,8 @@ pub fn older(opened: &Opened) -> Result<Vec<EarlierState>, Failure> {
     let devices = match opened {
         Opened::Devices(devices) => devices,
         Opened::Bucket(bucket, _) => {
-            let (found, _) = Objects::readable_roots(&**bucket).map_err(failed)?;
+            let Some(identity) = Objects::find(&**bucket).map_err(failed)? else { return Ok(Vec::new()) };
+            let (found, _) = Objects::readable_roots(&**bucket, identity.pool).map_err(failed)?;
             // Perhaps only the newest state's log is unreadable: the state is tried without the log.
             return Ok(states(found, true));
         }

@@ -90,6 +90,7 @@ pub(super) fn place_rules(imported: &Imported, harmless: bool) -> PlaceRules {
     PlaceRules {
         below: imported.opening.altroot.clone().filter(|_| harmless),
         is_shared: harmless || imported.bucket.is_some(),
+        bucket: imported.bucket_directory(),
     }
 }
 

@@ -44,6 +44,7 @@ mod log;
 mod log_tests;
 mod parts;
 mod root_body;
+mod roots;
 mod seen;
 mod sweeping;
 mod taking_over;
@@ -145,6 +146,8 @@ impl WriterId {
 /// A pool in a bucket.
 pub struct Objects {
     bucket: Arc<dyn Bucket>,
+    /// GUID of the pool.
+    pool: u64,
     writer: Arc<WriterId>,
     segment_length: u64,
     /// Number of segments that fit.
@@ -197,6 +200,8 @@ struct State {
     doomed: Vec<Doomed>,
     /// The newest root that was found or put here: generation, and when.
     last: Option<(u64, Moment)>,
+    /// Writer number of that root.
+    last_nonce: u64,
 }
 
 /// A segment that is being written.
@@ -281,14 +286,16 @@ fn place_of(epoch: u32) -> Place {
 }
 
 impl Objects {
-    /// Backend for a bucket with an existing or a new pool: segments of this length, at most `size` bytes in all.
+    /// Backend for a bucket with an existing or a new pool of this GUID: segments of this length, at most `size` bytes
+    /// in all.
     #[must_use]
-    pub fn new(bucket: Arc<dyn Bucket>, segment_length: u64, size: u64, writer: WriterId) -> Self {
+    pub fn new(bucket: Arc<dyn Bucket>, pool: u64, segment_length: u64, size: u64, writer: WriterId) -> Self {
         let total = size / segment_length.max(1);
         let state = Arc::default();
         let uploads = Uploads::new(&bucket, &state);
         Self {
             bucket,
+            pool,
             writer: Arc::new(writer),
             segment_length,
             total,
@@ -412,22 +419,6 @@ impl Objects {
         last_writer(bucket, "")
     }
 
-    /// Reads all readable roots in a bucket, by generation; also returns whether there are later, unreadable ones.
-    ///
-    /// # Errors
-    /// [`PoolError::Device`].
-    pub fn readable_roots(bucket: &dyn Bucket) -> Result<(BTreeMap<u64, Root>, bool)> {
-        let (mut found, mut lost) = (BTreeMap::new(), false);
-        for key in newest_keys(bucket, "roots/", "")? {
-            let body = read_root(bucket, &key)?;
-            lost = !matches!(body, Some(Ok(_)));
-            if let Some(Ok(body)) = body {
-                found.insert(body.root.generation, body.root);
-            }
-        }
-        Ok((found, lost))
-    }
-
     /// Tests whether a bucket supports conditional creation, on which everything relies: an existing object is not
     /// created again. `nonce` is a number that was never used.
     ///
@@ -504,19 +495,17 @@ impl Objects {
         ObjectLog::new(bucket, writer, Arc::clone(&self.state), Arc::clone(&self.newest))
     }
 
-    /// Whether a root newer than this one exists.
-    fn has_newer(&self, generation: u64) -> Result<bool> {
-        let after = root_key(generation);
-        Ok(!newest_keys(&*self.bucket, "roots/", &after)?.is_empty())
+    fn fence(&self) {
+        self.state.lock().is_fenced = true;
+        if let Some(local) = &self.local {
+            local.fence();
+        }
     }
 
     /// Fences this writer: another one has put a root of this generation or a later one. Names the other as far as
     /// known.
     fn fenced(&self, generation: u64) -> PutRoot {
-        self.state.lock().is_fenced = true;
-        if let Some(local) = &self.local {
-            local.fence();
-        }
+        self.fence();
         let by = match last_writer(&*self.bucket, &root_key(generation.saturating_sub(1))) {
             Ok(Some(writer)) => format!("'{}'", writer.host),
             Ok(None) | Err(_) => "another program".to_owned(),
@@ -705,8 +694,8 @@ impl Backend for Objects {
     }
 
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
-        // The locally cached parts may be damaged while the object is not.
-        1 + usize::from(self.bucket.keeps_parts())
+        // The locally cached parts, or one reply, may be damaged while the object is not.
+        2
     }
 
     fn sweep(&self) -> Box<dyn Sweep + '_> {
@@ -883,9 +872,9 @@ impl Backend for Objects {
 
     fn put_root(&self, root: &Root) -> Result<PutRoot> {
         let now = self.writer.moment();
-        let (epoch, last, doomed) = {
+        let (epoch, last, last_nonce, doomed) = {
             let state = self.state.lock();
-            (state.epoch, state.last, state.doomed.len())
+            (state.epoch, state.last, state.last_nonce, state.doomed.len())
         };
         if let Some((generation, put)) = last
             && put.is_long_before(now)
@@ -893,11 +882,16 @@ impl Backend for Objects {
         {
             return Ok(self.fenced(root.generation));
         }
+        if let Some((generation, _)) = last
+            && !self.has_previous(generation, last_nonce)?
+        {
+            return Ok(self.fenced(root.generation));
+        }
         let (log, nonce) = (self.log_of(root), self.writer.nonce);
         let body = self.encode(root, epoch, log, now)?;
         let key = root_key(root.generation);
         if !make(&*self.bucket, &key, &body)? {
-            return match read_root(&*self.bucket, &key)? {
+            return match self.read_root(&key)? {
                 // An unreadable root does not name the pool's owner.
                 Some(Err(error)) => Err(error),
                 Some(Ok(there)) if self.goes_on && there.nonce == nonce => Err(PoolError::Overtaken),
@@ -912,6 +906,7 @@ impl Backend for Objects {
         let holds_all = {
             let mut state = self.state.lock();
             (state.last, state.durable) = (Some((root.generation, after)), root.txg);
+            state.last_nonce = nonce;
             // The segments that were removed before this root was written.
             let unnamed = state.doomed.iter_mut().take(doomed).filter(|doomed| doomed.since.is_none());
             unnamed.for_each(|doomed| doomed.since = Some(after.time));
@@ -936,41 +931,15 @@ impl Backend for Objects {
     }
 
     fn newest_root(&self) -> Result<Option<NewestRoot>> {
-        let now = self.writer.moment();
-        let mut keys = newest_keys(&*self.bucket, "roots/", "")?;
-        let mut lost = 0;
-        while let Some(key) = keys.pop().filter(|_| lost < UNREADABLE_MOST) {
-            if let Some(Ok(body)) = read_root(&*self.bucket, &key)? {
-                return Ok(Some(NewestRoot { root: self.take_up(body, now)?, lost }));
-            }
-            lost += 1;
-        }
-        Ok(None)
+        self.find_newest()
     }
 
     fn newer_root(&self, generation: u64) -> Result<Option<Root>> {
-        let next = match read_root(&*self.bucket, &root_key(generation.saturating_add(1)))? {
-            Some(body) => Some(body?.root),
-            // Names have gaps where states were discarded, and old roots are deleted.
-            None if !self.asked.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKED) => return Ok(None),
-            None => None,
-        };
-        // Where there is one newer root, there may be many.
-        let after = root_key(next.as_ref().map_or(generation, |root| root.generation));
-        for key in newest_keys(&*self.bucket, "roots/", &after)?.iter().rev().take(UNREADABLE_MOST as usize) {
-            if let Some(Ok(body)) = read_root(&*self.bucket, key)? {
-                self.note_root(body.root.generation);
-                return Ok(Some(body.root));
-            }
-        }
-        if let Some(next) = &next {
-            self.note_root(next.generation);
-        }
-        Ok(next)
+        self.find_newer(generation)
     }
 
     fn roots(&self) -> Result<BTreeMap<u64, Root>> {
-        Ok(Self::readable_roots(&*self.bucket)?.0)
+        Ok(Self::readable_roots(&*self.bucket, self.pool)?.0)
     }
 
     fn guard(&self) -> Result<bool> {

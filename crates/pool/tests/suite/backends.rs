@@ -25,6 +25,7 @@ mod going_on;
 mod healing;
 mod local_log;
 mod next_writers;
+mod other_pools;
 mod replies;
 
 const MIB: u64 = 1 << 20;
@@ -230,7 +231,7 @@ impl InBucket {
     }
 
     fn objects(&self) -> Arc<Objects> {
-        Arc::new(Objects::new(self.bucket(), MIB, 62 * MIB, self.writer()))
+        Arc::new(Objects::new(self.bucket(), 7, MIB, 62 * MIB, self.writer()))
     }
 }
 
@@ -384,7 +385,7 @@ fn write_whole(backend: &dyn Backend, id: u32) -> Result<(u32, Place), PoolError
 #[test]
 fn whole_segments_go_to_a_bucket_ahead() {
     let ground = InBucket::in_parallel();
-    let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+    let objects = Objects::new(ground.bucket(), 7, MIB, 1000 * MIB, ground.writer());
     objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
     objects.begin_epoch(0).unwrap();
     let unfinished = begin(&objects, 1, WriteStream::Data);
@@ -406,7 +407,7 @@ fn whole_segments_go_to_a_bucket_ahead() {
     }
     objects.flush().unwrap();
     assert_eq!(there(&ground), written.len() + 1);
-    let other = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+    let other = Objects::new(ground.bucket(), 7, MIB, 1000 * MIB, ground.writer());
     for (id, place) in &written {
         assert!(read(&other, *id, place, 3 * 4096) == pattern(*id, 3 * 4096), "segment {id}");
     }
@@ -419,7 +420,7 @@ fn uploads_that_fail_lose_nothing_and_stop_the_writer() {
     for parallel in [1, 4] {
         let ground =
             InBucket { bucket: Arc::new(MemoryBucket::new(0, 0).in_parallel(parallel)), ..InBucket::new(0, 0) };
-        let objects = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+        let objects = Objects::new(ground.bucket(), 7, MIB, 1000 * MIB, ground.writer());
         objects.adopt(&root(1), &mut std::iter::empty()).unwrap();
         objects.begin_epoch(0).unwrap();
         ground.bucket.fail_after(Some(0));
@@ -438,7 +439,7 @@ fn uploads_that_fail_lose_nothing_and_stop_the_writer() {
         }
         ground.bucket.fail_after(None);
         objects.flush().unwrap();
-        let other = Objects::new(ground.bucket(), MIB, 1000 * MIB, ground.writer());
+        let other = Objects::new(ground.bucket(), 7, MIB, 1000 * MIB, ground.writer());
         for (id, place) in &written {
             assert!(read(&other, *id, place, 3 * 4096) == pattern(*id, 3 * 4096), "segment {id}");
         }
@@ -588,6 +589,7 @@ fn a_writer_that_stood_still_over_its_root_is_told_nothing() {
     let now = move || moments.lock().unwrap().pop_front().unwrap_or_else(|| clock.load(Ordering::Relaxed));
     let late = Objects::new(
         ground.bucket(),
+        7,
         MIB,
         62 * MIB,
         WriterId { nonce: 99, host: "late".into(), clock: Box::new(now), uptime: Box::new(|| 1) },

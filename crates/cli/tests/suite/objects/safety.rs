@@ -35,6 +35,29 @@ fn a_bucket_that_was_rolled_back_is_refused_on_a_machine_that_knows_better() {
     yard.nacre(&["pool", "destroy", "%"]);
 }
 
+/// What a killed process has left, and what a write that failed would leave.
+#[test]
+fn a_bucket_on_a_full_disk_keeps_nothing_unfinished() {
+    needs!(as_root());
+    let yard = Yard::new();
+    let (name, at, disk) = (yard.name("fu"), yard.path("at"), yard.path("disk"));
+    fs::create_dir(&disk).unwrap();
+    sh(yard.place.path(), "mount -t tmpfs -o size=24m none disk; mkdir disk/bucket");
+    let address = format!("file://{}", disk.join("bucket").display());
+    yard.nacre(&["pool", "create", "-O", "compression=off", "-m", at.to_str().unwrap(), &name, &address]);
+    yard.nacre(&["pool", "set", "failmode=continue", "%"]);
+    let unfinished = || fs::read_dir(disk.join("bucket/.unfinished")).unwrap().count();
+    sh(yard.place.path(), "head -c 60000000 /dev/urandom > at/big || true");
+    yard.refused(&["pool", "sync", "%"]);
+    assert_eq!(unfinished(), 0);
+    yard.nacre(&["pool", "export", "-f", "%"]);
+    sh(yard.place.path(), "mount -o remount,size=100m disk; echo half > disk/bucket/.unfinished/1-1");
+    yard.nacre(&["pool", "import", "%"]);
+    assert_eq!(unfinished(), 0);
+    yard.nacre(&["pool", "destroy", "%"]);
+    sh(yard.place.path(), "umount -l disk");
+}
+
 #[test]
 fn a_store_that_is_away_holds_a_pool_all_the_same() {
     needs!(as_root());
@@ -80,10 +103,15 @@ fn a_log_that_finds_no_room_is_told_of() {
     pool.sh("echo x > at/x; sync at/x");
     let status = pool.status();
     assert!(status.contains("log: none is kept on this machine") && status.contains("No space left"), "{status}");
+    pool.sh("test -z \"$(find log -type f)\"");
     pool.yard.nacre(&["pool", "set", "log=remote", "%"]);
     assert!(!pool.status().contains("none is kept on this machine"));
+    pool.sh("mount -o remount,size=100m log");
+    pool.yard.nacre(&["pool", "set", "log=local", "%"]);
+    let status = pool.status();
+    assert!(!status.contains("none is kept on this machine"), "{status}");
     pool.yard.nacre(&["pool", "destroy", "%"]);
-    pool.sh("umount log");
+    pool.sh("umount -l log");
 }
 
 #[test]

@@ -169,9 +169,12 @@ pub trait Bucket: Send + Sync {
         self.get(key, range)
     }
 
-    /// Whether [`Self::get_anew`] may return other bytes than [`Self::get`], because of a cache.
-    fn keeps_parts(&self) -> bool {
-        false
+    /// Removes what processes that are gone have left of objects that never got their names.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    fn remove_unfinished(&self) -> io::Result<()> {
+        Ok(())
     }
 
     /// Lists the names with this prefix that come after another name, in byte order. The prefix ends with a slash.

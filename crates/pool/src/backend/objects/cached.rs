@@ -383,10 +383,6 @@ impl Bucket for Cached {
         Ok(Some(fetched.get(at(range.start)..at(range.end)).unwrap_or_default().to_vec()))
     }
 
-    fn keeps_parts(&self) -> bool {
-        true
-    }
-
     fn expect(&self, key: &str, range: Range<u64>) {
         if !key.starts_with(KEPT) || range.is_empty() {
             return;

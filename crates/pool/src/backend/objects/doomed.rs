@@ -26,12 +26,12 @@ impl Objects {
     /// Deletes segments whose retention time is over, without a new root; returns whether there were any.
     pub(super) fn make_room(&self) -> Result<bool> {
         let now = (self.writer.clock)();
-        let (last, is_due) = {
+        let (last, nonce, is_due) = {
             let state = self.state.lock();
-            (state.last, state.doomed.iter().any(|doomed| doomed.is_due(now)))
+            (state.last, state.last_nonce, state.doomed.iter().any(|doomed| doomed.is_due(now)))
         };
         let Some((generation, _)) = last.filter(|_| is_due) else { return Ok(false) };
-        if self.has_newer(generation)? {
+        if self.has_newer(generation)? || !self.has_previous(generation, nonce)? {
             return Ok(false);
         }
         self.remove_doomed(now)?;

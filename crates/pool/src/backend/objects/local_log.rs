@@ -1,5 +1,6 @@
 //! Local intent log of a pool in an object store (`log=local`): a file for each import, `EPOCH.log`, in a directory
-//! of the pool's own on this machine.
+//! of the pool's own on this machine. A copy of the bucket has the same pool and the same numbers of imports: so the
+//! directory is that of the pool at one address, and so is each file by its header.
 //!
 //! ```text
 //!  0     a header: where a replay begins, with a checksum
@@ -17,6 +18,8 @@
 //! - Blocks are overwritten only after a durable header begins behind them.
 //! - One process owns a file (an exclusive `flock`) as long as it may append.
 //! - After a failed write or sync nothing is appended: an fsync waits for a commit from then on.
+//! - Logs of older versions are in a directory of the pool alone, with headers that name no address. One is replayed
+//!   where the newest root names it; the others may belong to a copy, and are left alone.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -39,7 +42,9 @@ const LENGTH: u64 = 64 << 20;
 /// Length of a header of the log file, bytes.
 const HEAD: u64 = 4096;
 const MAGIC: &[u8; 8] = b"nacreLog";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The version whose headers name no address.
+const UNADDRESSED: u32 = 1;
 /// File name extensions of a log, and of one that is kept aside.
 const LOG: &str = "log";
 const ASIDE: &str = "aside";
@@ -47,7 +52,11 @@ const ASIDE: &str = "aside";
 /// The local logs of a pool.
 pub struct LocalLog {
     directory: PathBuf,
+    /// The directory of logs of older versions.
+    older: Option<PathBuf>,
     pool: u64,
+    /// Number of the bucket's address ([`LocalLog::number_of`]).
+    address: u64,
     state: Mutex<State>,
 }
 
@@ -84,6 +93,8 @@ struct OfFile(Arc<LocalArea>);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Head {
     pool: u64,
+    /// Number of the bucket's address; 0 in headers of older versions.
+    address: u64,
     epoch: u32,
     number: u64,
     /// The last txg that was known to be committed.
@@ -95,9 +106,12 @@ impl Head {
     fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
         to.bytes(MAGIC);
-        to.u32(VERSION);
+        to.u32(if self.address == 0 { UNADDRESSED } else { VERSION });
         to.u32(self.epoch);
         to.u64(self.pool);
+        if self.address != 0 {
+            to.u64(self.address);
+        }
         to.u64(self.number);
         to.u64(self.committed);
         self.start.encode(&mut to);
@@ -110,13 +124,16 @@ impl Head {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader::new(bytes);
-        let known = from.take(MAGIC.len()).ok()? == MAGIC && from.u32().ok()? == VERSION;
+        let is_log = from.take(MAGIC.len()).ok()? == MAGIC;
+        let version = from.u32().ok()?;
+        let known = is_log && matches!(version, UNADDRESSED | VERSION);
         let (epoch, pool) = (from.u32().ok()?, from.u64().ok()?);
+        let address = if version == VERSION { from.u64().ok()? } else { 0 };
         let (number, committed) = (from.u64().ok()?, from.u64().ok()?);
         let start = Start::decode(&mut from).ok()?;
         let body = bytes.get(..bytes.len() - from.rest().len())?;
         let fits = known && from.take(16).ok()? == checksum::structure(body);
-        fits.then_some(Self { pool, epoch, number, committed, start })
+        fits.then_some(Self { pool, address, epoch, number, committed, start })
     }
 }
 
@@ -198,16 +215,29 @@ fn open_file(path: &Path, more: OFlags) -> io::Result<File> {
 }
 
 impl LocalLog {
-    /// Opens the logs of this pool in a directory, which is created if necessary.
+    /// Number of the address of a bucket; not 0.
+    #[must_use]
+    pub fn number_of(address: &str) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = checksum::structure(address.as_bytes());
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1)
+    }
+
+    /// Opens the logs of this pool at the address of this number in a directory, which is created if necessary.
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn open(directory: &Path, pool: u64) -> io::Result<Self> {
+    pub fn open(directory: &Path, pool: u64, address: u64) -> io::Result<Self> {
         let new: Vec<&Path> = directory.ancestors().take_while(|place| !place.exists()).collect();
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // A file is only as durable as the directory entries that lead to it.
         new.iter().filter_map(|place| place.parent()).try_for_each(|above| File::open(above)?.sync_all())?;
-        Ok(Self { directory: directory.to_owned(), pool, state: Mutex::default() })
+        Ok(Self { directory: directory.to_owned(), older: None, pool, address, state: Mutex::default() })
+    }
+
+    /// Adds the directory of logs of older versions.
+    #[must_use]
+    pub fn with_older(self, older: Option<PathBuf>) -> Self {
+        Self { older, ..self }
     }
 
     /// Logs of earlier imports that were not replayed, because another machine has had the pool since, or because
@@ -231,9 +261,16 @@ impl LocalLog {
         PoolError::Device { device: path.display().to_string(), doing, source: Arc::new(source) }
     }
 
-    /// Opens the log of an earlier import; `None` where it is missing or damaged.
+    /// Opens the log of an earlier import, also one of an older version; `None` where it is missing or damaged.
     fn find(&self, epoch: u32) -> Result<Option<LogFile>, PoolError> {
-        let path = self.path(epoch);
+        let own = self.open_log(self.path(epoch), epoch, self.address)?;
+        match &self.older {
+            Some(older) if own.is_none() => self.open_log(older.join(format!("{epoch}.{LOG}")), epoch, 0),
+            _ => Ok(own),
+        }
+    }
+
+    fn open_log(&self, path: PathBuf, epoch: u32, address: u64) -> Result<Option<LogFile>, PoolError> {
         let file = match open_file(&path, OFlags::empty()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(|error| Self::failed(&path, "opening", error))?,
@@ -245,7 +282,7 @@ impl LocalLog {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             read => read.map_err(|error| Self::failed(&path, "reading", error))?,
         }
-        let fits = |head: &Head| head.pool == self.pool && head.epoch == epoch;
+        let fits = |head: &Head| head.pool == self.pool && head.address == address && head.epoch == epoch;
         let heads = heads.chunks(HEAD as usize).filter_map(Head::decode).filter(fits);
         let Some(head) = heads.max_by_key(|head| head.number) else { return Ok(None) };
         LogFile::over(file, path, head).map(Some)
@@ -277,7 +314,7 @@ impl LocalLog {
         if state.own.is_none() {
             let path = self.path(epoch);
             let made = self.make_file(&path, epoch).map_err(|error| Self::failed(&path, "making", error))?;
-            state.own = Some(LogFile::over(made, path, Head { pool: self.pool, epoch, ..Head::default() })?);
+            state.own = Some(LogFile::over(made, path, self.first_head(epoch))?);
         }
         Ok(())
     }
@@ -287,20 +324,35 @@ impl LocalLog {
         self.state.lock().wanted = wanted;
     }
 
+    fn first_head(&self, epoch: u32) -> Head {
+        Head { pool: self.pool, address: self.address, epoch, ..Head::default() }
+    }
+
     fn make_file(&self, path: &Path, epoch: u32) -> io::Result<File> {
         let file = open_file(path, OFlags::CREATE | OFlags::EXCL)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        match self.fill_file(&file, epoch) {
+            Ok(()) => Ok(file),
+            // A file without a whole header takes room, and its name.
+            Err(error) => {
+                if let Err(error) = std::fs::remove_file(path) {
+                    tracing::warn!(log = %path.display(), %error, "an empty log stays");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn fill_file(&self, file: &File, epoch: u32) -> io::Result<()> {
+        rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?;
         let all = 2 * HEAD + LENGTH;
-        match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, all) {
+        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, all) {
             // A file system without fallocate allocates space on write.
             Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(all)?,
             allocated => allocated?,
         }
-        let head = Head { pool: self.pool, epoch, ..Head::default() };
-        file.write_all_at(&head.encode(), 0)?;
+        file.write_all_at(&self.first_head(epoch).encode(), 0)?;
         file.sync_all()?;
-        File::open(&self.directory)?.sync_all()?;
-        Ok(file)
+        File::open(&self.directory)?.sync_all()
     }
 
     /// Whether fsyncs go to the local log.
@@ -345,7 +397,7 @@ impl LocalLog {
                 path.file_name().and_then(|name| name.to_str()?.strip_suffix(LOG)?.strip_suffix('.')?.parse().ok());
             let Some(epoch) = epoch.filter(|epoch| *epoch != but) else { continue };
             // A file that another process has locked is left alone.
-            let Ok(found) = self.find(epoch) else { continue };
+            let Ok(found) = self.open_log(path.clone(), epoch, self.address) else { continue };
             let records = match found {
                 Some(mut log) => {
                     let committed = Txg(log.head.committed);

@@ -56,7 +56,7 @@ impl Medium {
                 Box::new(Logs { objects, local: None, named: 0, is_last_near: false })
             }
             Self::Local { bucket, directory, log } => {
-                let local = Arc::new(LocalLog::open(directory.path(), POOL).unwrap());
+                let local = Arc::new(LocalLog::open(directory.path(), POOL, 1).unwrap());
                 *log = Some(Arc::clone(&local));
                 let objects = objects(bucket, u64::from(epoch));
                 Box::new(Logs { objects, local: Some(local), named: root.local, is_last_near: false })
@@ -412,7 +412,7 @@ fn the_seal_of_another_writer_stays_where_a_block_failed() {
 #[test]
 fn a_block_that_failed_is_passed_over_whichever_log_is_wanted_by_then() {
     let (bucket, directory) = (Arc::new(MemoryBucket::new(1, 0)), TempDir::new().unwrap());
-    let local = Arc::new(LocalLog::open(directory.path(), POOL).unwrap());
+    let local = Arc::new(LocalLog::open(directory.path(), POOL, 1).unwrap());
     local.make(1).unwrap();
     let objects = objects(&(Arc::clone(&bucket) as _), 1);
     let mut logs = Logs { objects, local: Some(Arc::clone(&local)), named: 0, is_last_near: false };

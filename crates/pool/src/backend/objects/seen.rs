@@ -37,11 +37,11 @@ fn read(path: &Path) -> Option<u64> {
 }
 
 impl SeenRoots {
-    /// Reads the file, if it exists.
+    /// Reads the file, if it exists; otherwise that of an older version, which stays as it is.
     #[must_use]
-    pub fn open(path: PathBuf, accepts_older: bool) -> Self {
-        let newest = Mutex::new(read(&path).unwrap_or(0));
-        Self { path, accepts_older, newest }
+    pub fn open(path: PathBuf, older: Option<&Path>, accepts_older: bool) -> Self {
+        let newest = read(&path).or_else(|| read(older?)).unwrap_or(0);
+        Self { path, accepts_older, newest: Mutex::new(newest) }
     }
 
     /// Refuses a newest root that is older than one that this machine has seen.
@@ -91,16 +91,16 @@ mod tests {
     fn an_older_state_is_refused_unless_it_is_wanted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/seen");
-        SeenRoots::open(path.clone(), false).check(7).unwrap();
-        let seen = SeenRoots::open(path.clone(), false);
+        SeenRoots::open(path.clone(), None, false).check(7).unwrap();
+        let seen = SeenRoots::open(path.clone(), None, false);
         seen.note(3);
         seen.check(7).unwrap();
         let why = seen.check(6).unwrap_err().to_string();
         assert!(why.contains("number 6") && why.contains("number 7"), "{why}");
-        SeenRoots::open(path.clone(), true).check(6).unwrap();
-        SeenRoots::open(path.clone(), false).check(6).unwrap();
+        SeenRoots::open(path.clone(), None, true).check(6).unwrap();
+        SeenRoots::open(path.clone(), None, false).check(6).unwrap();
         // A damaged file has no effect.
         std::fs::write(&path, [7; 16]).unwrap();
-        SeenRoots::open(path, false).check(1).unwrap();
+        SeenRoots::open(path, None, false).check(1).unwrap();
     }
 }

@@ -15,7 +15,7 @@
 
 use super::epochs::{CLAIMS, claimed_epoch};
 use super::log::is_block;
-use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_root, read_whole};
+use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_whole};
 use crate::label::Identity;
 
 /// Number of epochs whose fences stay: a root of some KiB and a seal of some bytes for each import.
@@ -102,7 +102,7 @@ impl Objects {
         if let Some(age) = self.ahead.lock().get(key).filter(|age| age.time > now) {
             return Ok(Some(Ok(*age)));
         }
-        let read = read_root(&*self.bucket, key)?;
+        let read = self.read_root(key)?;
         let age = read.map(|body| body.map(|body| RootAge::of(&body)));
         if let Some(Ok(age)) = &age
             && age.time > now

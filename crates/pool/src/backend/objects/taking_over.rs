@@ -5,7 +5,7 @@
 //! one, and keeps its reference to its writer's log.
 
 use super::bucket::Put;
-use super::root_body::{RootBody, read_root};
+use super::root_body::RootBody;
 use super::{Backend, Moment, NewestRoot, Objects, Result, host_name, root_key};
 use crate::error::PoolError;
 use crate::label::Root;
@@ -42,7 +42,7 @@ impl Objects {
             if matches!(self.bucket.put_new(&key, &self.encode(&root, epoch, log, now)?), Ok(Put::Made)) {
                 return Ok(());
             }
-            let found = if tries % STEPS == 0 { None } else { read_root(&*self.bucket, &key)? };
+            let found = if tries % STEPS == 0 { None } else { self.read_root(&key)? };
             newest = match found {
                 Some(body) => self.take_up(body?, now)?,
                 None => self.newest_root()?.map_or(newest, |found| found.root),
@@ -69,7 +69,7 @@ impl Objects {
             seen.check(body.root.generation)?;
         }
         let mut state = self.state.lock();
-        state.last = Some((body.root.generation, now));
+        (state.last, state.last_nonce) = (Some((body.root.generation, now)), body.nonce);
         // A root that was put unread does not describe the previous writer.
         if !is_taken {
             (state.found, state.host, state.inherited) = (body.epoch, body.host, body.log);

@@ -16,7 +16,7 @@ fn random(seed: &mut u64) -> u64 {
 
 fn objects(bucket: &Arc<MemoryBucket>, nonce: u64) -> Arc<Objects> {
     let writer = WriterId { nonce, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000), uptime: Box::new(|| 1) };
-    Arc::new(Objects::new(Arc::clone(bucket) as _, SEGMENT, 1 << 50, writer))
+    Arc::new(Objects::new(Arc::clone(bucket) as _, new_pool().guid, SEGMENT, 1 << 50, writer))
 }
 
 /// Segments of a pool are longer, so that the identity in the bucket would be refused.

@@ -30,7 +30,7 @@ enum Mode {
 fn objects(bucket: Arc<dyn Bucket>, place: &Path) -> Objects {
     let writer =
         WriterId { nonce: OURS, host: "here".to_owned(), clock: Box::new(|| 1_800_000_000), uptime: Box::new(|| 1) };
-    Objects::new(bucket, MIB, 62 * MIB, writer).with_local_log(Some(LocalLog::open(place, 7).unwrap()))
+    Objects::new(bucket, 7, MIB, 62 * MIB, writer).with_local_log(Some(LocalLog::open(place, 7, 1).unwrap()))
 }
 
 fn config(store: Store, kept: &Arc<KeptLog>) -> PoolConfig {

@@ -98,7 +98,7 @@ fn read_all(store: &Store, frames: &[(u64, Pointer)]) {
 
 fn opened(ground: &InBucket, bucket: Arc<dyn Bucket>) -> Store {
     let identity = Objects::find(&*bucket).unwrap().unwrap();
-    let objects = Arc::new(Objects::new(bucket, MIB, 62 * MIB, ground.writer()));
+    let objects = Arc::new(Objects::new(bucket, 7, MIB, 62 * MIB, ground.writer()));
     let (store, _) = Store::open_in(objects, identity, &import(Access::ReadWrite)).unwrap();
     store.confirm().unwrap();
     store
@@ -118,6 +118,18 @@ fn wrong_replies_destroy_no_object() {
     assert!(!lying.part.load(Ordering::Relaxed) && !lying.whole.load(Ordering::Relaxed), "both were asked for");
     let after = segments(&ground.bucket);
     assert!(before.iter().all(|(key, body)| after.get(key) == Some(body)), "an object was replaced");
+}
+
+/// Also where nothing of the bucket is kept on the machine.
+#[test]
+fn one_wrong_reply_is_no_damage() {
+    let ground = InBucket::new(0, 0);
+    let frames = filled(&ground);
+    ground.bucket.damage_replies("seg/", 1);
+    let store = opened(&ground, ground.bucket());
+    assert_eq!(ground.bucket.damage_replies("seg/", 1), 0, "the table was read");
+    read_all(&store, &frames);
+    assert_eq!(ground.bucket.damage_replies("", 0), 0, "content was read");
 }
 
 #[test]
@@ -239,7 +251,7 @@ fn an_own_root_that_is_read_damaged_is_nobody_elses() {
     for (times, is_durable) in [(0, true), (1, true), (1000, false)] {
         let ground = InBucket::new(0, 0);
         let bucket = Arc::new(Damaging { bucket: Arc::clone(&ground.bucket), times: AtomicU64::new(times) });
-        let objects = Objects::new(bucket, MIB, 62 * MIB, ground.writer());
+        let objects = Objects::new(bucket, 7, MIB, 62 * MIB, ground.writer());
         match objects.put_root(&root(1)) {
             Ok(PutRoot::Durable) => assert!(is_durable, "{times}"),
             Ok(PutRoot::Fenced { by }) => panic!("taken over by {by}"),

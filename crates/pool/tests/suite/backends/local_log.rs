@@ -13,20 +13,27 @@ struct Running {
     objects: Arc<Objects>,
 }
 
-fn objects(ground: &InBucket, host: &str, place: Option<&Path>) -> Arc<Objects> {
+fn log_in(place: &Path) -> LocalLog {
+    LocalLog::open(place, 7, 1).unwrap()
+}
+
+fn objects(ground: &InBucket, host: &str, log: Option<LocalLog>) -> Arc<Objects> {
     let writer = WriterId {
         nonce: ground.imports.fetch_add(1, Ordering::Relaxed),
         host: host.to_owned(),
         clock: Box::new(|| 1_800_000_000),
         uptime: Box::new(|| 1),
     };
-    let log = place.map(|place| LocalLog::open(place, 7).unwrap());
-    Arc::new(Objects::new(ground.bucket(), MIB, 62 * MIB, writer).with_local_log(log))
+    Arc::new(Objects::new(ground.bucket(), 7, MIB, 62 * MIB, writer).with_local_log(log))
 }
 
 impl Running {
     fn create(ground: &InBucket, place: &Path) -> Self {
-        let objects = objects(ground, "here", Some(place));
+        Self::create_with(ground, log_in(place))
+    }
+
+    fn create_with(ground: &InBucket, log: LocalLog) -> Self {
+        let objects = objects(ground, "here", Some(log));
         let (store, _) = Store::create_in(Arc::clone(&objects) as _, &new_pool(), 62 * MIB).unwrap();
         let pool = PoolInBucket { pool: Pool::create(PoolInBucket::config(&Arc::new(store)), "tank").unwrap() };
         Self::begun(pool, objects)
@@ -39,7 +46,11 @@ impl Running {
     }
 
     fn import(ground: &InBucket, host: &str, place: Option<&Path>, access: Access) -> Result<Self, PoolError> {
-        let objects = objects(ground, host, place);
+        Self::import_with(ground, host, place.map(log_in), access)
+    }
+
+    fn import_with(ground: &InBucket, host: &str, log: Option<LocalLog>, access: Access) -> Result<Self, PoolError> {
+        let objects = objects(ground, host, log);
         let identity = Objects::find(&*ground.bucket)?.unwrap();
         let (store, root) = Store::open_in(Arc::clone(&objects) as _, identity, &import(access))?;
         let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
@@ -185,4 +196,42 @@ fn a_damaged_log_is_refused() {
     assert!(
         Running::import(&ground, "here", Some(place.path()), Access::ReadWrite).unwrap().pool.has("on this machine")
     );
+}
+
+/// A copy of a bucket has the same pool, and roots that name the same import.
+#[test]
+fn a_log_is_of_one_address() {
+    let (ground, place) = (InBucket::new(1, 0), tempfile::tempdir().unwrap());
+    let running = Running::create(&ground, place.path());
+    running.pool.write("committed").unwrap();
+    running.pool.write("on this machine").unwrap();
+    drop(running);
+    let of_copy = LocalLog::open(place.path(), 7, 2).unwrap();
+    let refused = Running::import_with(&ground, "here", Some(of_copy), Access::ReadWrite).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("what was synced last is in a log on"), "{refused}");
+    let here = Running::import(&ground, "here", Some(place.path()), Access::ReadWrite).unwrap();
+    assert!(here.pool.has("on this machine"));
+}
+
+/// Logs of versions that knew no addresses.
+#[test]
+fn a_log_of_an_older_version_is_replayed_where_the_newest_root_names_it() {
+    let (ground, older, place) = (InBucket::new(1, 0), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let running = Running::create_with(&ground, LocalLog::open(older.path(), 7, 0).unwrap());
+    running.pool.write("committed").unwrap();
+    running.pool.write("on this machine").unwrap();
+    drop(running);
+    let log = std::fs::read_dir(older.path()).unwrap().next().unwrap().unwrap().path();
+    let of_a_copy = older.path().join("9.log");
+    std::fs::copy(&log, &of_a_copy).unwrap();
+    let both = || log_in(place.path()).with_older(Some(older.path().to_owned()));
+    let here = Running::import_with(&ground, "here", Some(both()), Access::ReadWrite).unwrap();
+    assert!(here.pool.has("on this machine"));
+    here.pool.pool.commit().unwrap();
+    assert!(!log.exists() && of_a_copy.exists());
+    here.pool.write("later").unwrap();
+    drop(here);
+    let again = Running::import_with(&ground, "here", Some(both()), Access::ReadWrite).unwrap();
+    assert!(again.pool.has("on this machine") && again.pool.has("later"));
+    assert!(of_a_copy.exists() && again.objects.logs_aside().is_empty());
 }

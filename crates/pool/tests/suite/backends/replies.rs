@@ -13,7 +13,7 @@ fn a_damaged_reply_costs_no_state() {
         ground.bucket.damage_replies(kind, 2);
         assert!(PoolInBucket::import(&ground).has("synced"), "{kind}");
         assert_eq!(ground.bucket.damage_replies(kind, 2), 0, "{kind} was not read");
-        let (roots, lost) = Objects::readable_roots(&*ground.bucket).unwrap();
+        let (roots, lost) = Objects::readable_roots(&*ground.bucket, 7).unwrap();
         assert!(!roots.is_empty() && !lost);
         ground.bucket.damage_replies("", 0);
     }

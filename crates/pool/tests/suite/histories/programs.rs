@@ -30,7 +30,7 @@ fn lock(facts: &Mutex<Facts>) -> MutexGuard<'_, Facts> {
 
 fn objects(bucket: Arc<dyn Bucket>, nonce: u64, clock: Clock) -> Arc<Objects> {
     let writer = WriterId { nonce, host: format!("program {nonce}"), clock, uptime: Box::new(|| 1) };
-    Arc::new(Objects::new(bucket, SEGMENT, SIZE, writer))
+    Arc::new(Objects::new(bucket, 7, SEGMENT, SIZE, writer))
 }
 
 pub fn open_store(bucket: Arc<dyn Bucket>, access: Access, nonce: u64, clock: Clock) -> Result<Store, PoolError> {
