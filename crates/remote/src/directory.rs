@@ -8,18 +8,22 @@
 //!   lock is a dead process', and is removed by the next writer ([`Bucket::remove_unfinished`]).
 //! - No link below the directory is followed, and no existing file is opened for writing: others may be able to write
 //!   to the directory. Only their owner can read objects.
-//! - The directory is opened once: what is mounted over it later, or put in its place, is another bucket.
+//! - The directory is opened once: what is mounted over it later, or put in its place, is another bucket. It is opened
+//!   again only where its file system has gone (a server that was started again).
 
+use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_pool::backend::{Bucket, Put, Requests, longest_object};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -30,7 +34,9 @@ pub(crate) struct Directory {
     path: PathBuf,
     name: String,
     /// The directory, from the first request that finds it.
-    opened: OnceLock<OwnedFd>,
+    opened: Mutex<Option<Arc<OwnedFd>>>,
+    /// Random part of the names of unfinished objects: containers that share the directory may have the same process id.
+    random: u64,
     /// Counter that makes the names of unfinished objects unique.
     written: AtomicU64,
     puts: AtomicU64,
@@ -51,7 +57,8 @@ impl Directory {
         Self {
             path,
             name,
-            opened: OnceLock::new(),
+            opened: Mutex::default(),
+            random: RandomState::new().build_hasher().finish(),
             written: zero(),
             puts: zero(),
             gets: zero(),
@@ -67,11 +74,18 @@ impl Directory {
     }
 
     /// Returns the directory itself.
-    fn root(&self) -> io::Result<BorrowedFd<'_>> {
-        let opened = match self.opened.get() {
-            Some(opened) => opened,
-            None => match rustix::fs::open(&self.path, DIRECTORY, Mode::empty()) {
-                Ok(opened) => self.opened.get_or_init(|| opened),
+    fn root(&self) -> io::Result<Arc<OwnedFd>> {
+        let mut kept = self.opened.lock();
+        let known = kept.as_ref().map(|opened| (Arc::clone(opened), rustix::fs::fstat(opened)));
+        let (opened, stat) = match known {
+            Some((opened, stat)) if !matches!(stat, Err(Errno::NOTCONN | Errno::STALE | Errno::NODEV)) => {
+                (opened, stat?)
+            }
+            _ => match rustix::fs::open(&self.path, DIRECTORY, Mode::empty()) {
+                Ok(opened) => {
+                    let stat = rustix::fs::fstat(&opened)?;
+                    (Arc::clone(kept.insert(Arc::new(opened))), stat)
+                }
                 Err(Errno::NOENT) => return Err(self.missing()),
                 Err(error) => return Err(error.into()),
             },
@@ -81,17 +95,17 @@ impl Directory {
             let path = rustix::fs::readlink(format!("/proc/self/fd/{}", opened.as_raw_fd()), Vec::new());
             path.is_ok_and(|path| path.to_bytes().ends_with(b" (deleted)"))
         };
-        if rustix::fs::fstat(opened)?.st_nlink == 0 && is_removed() {
+        if stat.st_nlink == 0 && is_removed() {
             return Err(self.missing());
         }
-        Ok(opened.as_fd())
+        Ok(opened)
     }
 
     /// Writes an object without its name; the caller gives it one.
     fn write(&self, body: &[u8]) -> io::Result<Unfinished> {
         add(&self.puts, 1);
         add(&self.sent, body.len());
-        let directory = entered(self.root()?, UNFINISHED)?;
+        let directory = entered(self.root()?.as_fd(), UNFINISHED)?;
         let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let mut written = match rustix::fs::openat(&directory, ".", nameless, Mode::RUSR | Mode::WUSR) {
             Ok(file) => Unfinished { directory, name: None, file: File::from(file) },
@@ -121,14 +135,13 @@ impl Directory {
         }
     }
 
-    /// Containers that share the directory may have the same process id: the next name is tried where one exists.
     fn next_name(&self) -> String {
-        format!("{}-{}", std::process::id(), self.written.fetch_add(1, Ordering::Relaxed))
+        format!("{}-{:x}-{}", std::process::id(), self.random, self.written.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Opens the directory of an object, made where it is missing; returns it with the object's name in it.
     fn place<'a>(&self, key: &'a str) -> io::Result<(OwnedFd, &'a str)> {
-        let mut directory = self.root()?.try_clone_to_owned()?;
+        let mut directory = self.root()?.try_clone()?;
         let (above, name) = key.rsplit_once('/').unwrap_or(("", key));
         for part in above.split('/').filter(|part| !part.is_empty()) {
             directory = entered(directory.as_fd(), part)?;
@@ -141,7 +154,7 @@ impl Directory {
         let key = if key.is_empty() { "." } else { key };
         // Does not block on a pipe that others may have put there.
         let flags = flags | OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat2(self.root()?, key, flags, Mode::empty(), BELOW)?)
+        Ok(rustix::fs::openat2(&*self.root()?, key, flags, Mode::empty(), BELOW)?)
     }
 }
 
@@ -282,13 +295,15 @@ impl Bucket for Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             opened => opened?,
         };
+        let mut done = Ok(());
         for entry in rustix::fs::Dir::read_from(&directory)? {
             let entry = entry?;
             if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                remove_dead(&directory, entry.file_name())?;
+                // What others have put there keeps no dead object.
+                done = done.and(remove_dead(&directory, entry.file_name()));
             }
         }
-        Ok(())
+        done
     }
 
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
@@ -401,11 +416,11 @@ mod tests {
         bucket.put_new("a", b"first").unwrap();
         fs::write(scratch.path().join(UNFINISHED).join("1-1"), "half of it").unwrap();
         // As on a file system without files that have no name.
-        let mut living = bucket.named(entered(bucket.root().unwrap(), UNFINISHED).unwrap()).unwrap();
+        let mut living = bucket.named(entered(bucket.root().unwrap().as_fd(), UNFINISHED).unwrap()).unwrap();
         living.file.write_all(b"whole").unwrap();
         bucket.remove_unfinished().unwrap();
         assert_eq!(unfinished(scratch.path()), living.name.iter().cloned().collect::<Vec<_>>());
-        living.link(&bucket.root().unwrap().try_clone_to_owned().unwrap(), "b").unwrap();
+        living.link(&bucket.root().unwrap().try_clone().unwrap(), "b").unwrap();
         drop(living);
         assert_eq!(unfinished(scratch.path()), Vec::<String>::new());
         assert_eq!(bucket.get("b", None).unwrap().unwrap(), b"whole");

@@ -74,12 +74,15 @@ impl Read for Incoming<'_> {
 /// Whether a stream's mount point there is refused, also where it leads through symbolic links. The
 /// home of root is refused as a whole.
 fn is_refused_place(at: &Path) -> bool {
+    let is_refused = |path: &Path| is_of_the_system(path) || path.starts_with("/root");
+    if is_refused(at) {
+        return true;
+    }
     let real = at.ancestors().find_map(|above| {
         let (real, rest) = (above.canonicalize().ok()?, at.strip_prefix(above).ok()?);
         Some(real.join(rest))
     });
-    let is_refused = |path: &Path| is_of_the_system(path) || path.starts_with("/root");
-    is_refused(at) || real.is_some_and(|real| is_refused(&real))
+    real.is_some_and(|real| is_refused(&real))
 }
 
 /// Properties that give rights to a stream's content (`setuid`, `devices`) or show it to other machines (`sharenfs`, `sharesmb`), with

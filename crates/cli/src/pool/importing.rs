@@ -244,7 +244,6 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
         temporary,
         force: what.force,
         trusted,
-        found: what.all,
         without_log: what.without_log,
     };
     let (altroot, cache) = (what.altroot.clone(), starting::cache(what.cache)?);

@@ -1,7 +1,7 @@
 //! Reports about labels of pools, and owners of the files of pools: damage, copies, files that were
 //! cut or deleted, images of other users.
 
-use crate::mounting::{as_root, eventually, finish, nacre, needs, pools::Yard, text};
+use crate::mounting::{as_root, eventually, finish, needs, pools::Yard};
 use std::{
     fs,
     os::unix::fs::FileExt,
@@ -224,40 +224,6 @@ fn what_others_can_write_is_imported_harmless_and_elsewhere() {
     assert!(!options(&at).unwrap().contains("nosuid"));
     assert_eq!(options(Path::new("/etc/cron.d")), None);
     yard.told(&["pool", "export", &name]);
-    let _ = fs::remove_dir_all(&below);
-}
-
-#[test]
-fn what_another_machine_had_last_is_trusted_once_it_is_named() {
-    needs!(as_root() && Path::new("/etc/machine-id").exists());
-    let yard = Yard::new();
-    let (name, device, at) = create(&yard, "st");
-    fs::write(at.join("file"), b"content").unwrap();
-    yard.told(&["pool", "export", &name]);
-    let other = yard.path("identity");
-    fs::write(&other, "00000000000000000000000000000001\n").unwrap();
-    let there = "mount --bind \"$1\" /etc/machine-id && \"$2\" pool import -N -d \"$3\" \"$4\"";
-    let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", there, "sh"]).arg(&other).arg(nacre()).args([&device, &name]);
-    let output = finish(command.env("NACRE_STATE_DIR", yard.path("state")));
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    yard.told(&["pool", "export", &name]);
-    let below = Path::new("/mnt").join(&name);
-    let place = below.join(at.strip_prefix("/").unwrap());
-    // The second time, the labels have this machine's name.
-    for why in ["not this machine", "was not trusted"] {
-        let said = yard.told(&["pool", "import", "-a", "-d", &device]);
-        assert!(said.contains(why) && said.contains("nosuid, nodev"), "{said}");
-        assert!(options(&place).unwrap().contains("nosuid"));
-        assert_eq!(options(&at), None);
-        assert_eq!(fs::read(place.join("file")).unwrap(), b"content");
-        yard.told(&["pool", "export", &name]);
-    }
-    for which in [name.as_str(), "-a"] {
-        yard.told(&["pool", "import", "-d", &device, which]);
-        assert!(!options(&at).unwrap().contains("nosuid"));
-        yard.told(&["pool", "export", &name]);
-    }
     let _ = fs::remove_dir_all(&below);
 }
 

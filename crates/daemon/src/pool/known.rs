@@ -2,9 +2,9 @@
 //! `-d`.
 //!
 //! One file per pool in the directory for state that survives a reboot. It is only a hint about the devices, which
-//! are authoritative. The record also states whether root of this machine trusts the pool's content, which others may
-//! have written: of one in a bucket, because it was created here, or was imported with `--trust`. Invariant: nothing in
-//! the bucket makes a pool trusted, and there the record applies to one address alone.
+//! are authoritative. For a pool in a bucket, the record also states whether root of this machine trusts its
+//! content, which others may have written: because it was created here, or was imported with `--trust`. Invariant:
+//! nothing in the bucket makes a pool trusted, and the record applies to one address alone.
 
 use crate::cage;
 use crate::{failure::Failure, whole_file};
@@ -20,7 +20,7 @@ use std::{
 struct Record {
     name: String,
     devices: Vec<PathBuf>,
-    /// Trusted, mounted with the options of its properties.
+    /// For a pool in a bucket: trusted, mounted with the options of its properties.
     #[serde(default)]
     trusted: bool,
 }
@@ -47,18 +47,10 @@ pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>, trusted: bool) -> Resu
     whole_file::replace(&path, &path.with_extension("new"), &options, &text).map_err(failed)
 }
 
-fn record(guid: u64) -> Option<Record> {
-    serde_json::from_slice(&fs::read(file(guid)?).ok()?).ok()
-}
-
-/// Whether the pool with this GUID was trusted at its last import on this machine; `None`: none is known.
-pub fn trust(guid: u64) -> Option<bool> {
-    record(guid).map(|record| record.trusted)
-}
-
 /// Whether the pool with this GUID in the bucket at this address is trusted on this machine.
 pub fn is_trusted(guid: u64, address: &str) -> bool {
-    let Some(Record { devices, trusted: true, .. }) = record(guid) else { return false };
+    let Some(text) = file(guid).and_then(|path| fs::read(path).ok()) else { return false };
+    let Ok(Record { devices, trusted: true, .. }) = serde_json::from_slice::<Record>(&text) else { return false };
     let place = |address: &str| Address::parse(address).ok().map(|address| (address.name(), address.endpoint()));
     let [there] = devices.as_slice() else { return false };
     place(address).is_some_and(|here| place(&there.to_string_lossy()) == Some(here))

@@ -162,10 +162,10 @@ impl MountPoint {
         {
             return refused(why.to_owned());
         }
-        // A path with links names another directory; one that is missing hides nothing.
+        // A path with links names another directory.
         let hides = match self.resolved {
             true => rules.hides_bucket(&self.path),
-            false => apart(|| self.path.canonicalize()).is_ok_and(|path| rules.hides_bucket(&path)),
+            false => apart(|| resolved(&self.path)).is_ok_and(|path| rules.hides_bucket(&path)),
         };
         if hides {
             return refused("the pool itself lies there".to_owned());
@@ -383,6 +383,18 @@ pub(super) fn kind(error: &io::Error) -> Kind {
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => Kind::Invalid,
         _ => Kind::Io,
     }
+}
+
+/// Resolves the links of a path as far as it exists.
+fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+    for above in path.ancestors() {
+        match (above.canonicalize(), path.strip_prefix(above)) {
+            (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {}
+            (real, Ok(missing)) => return Ok(real?.join(missing)),
+            (real, Err(_)) => return real,
+        }
+    }
+    Ok(path.to_owned())
 }
 
 #[cfg(test)]

@@ -613,7 +613,7 @@ fn import(
             let number = number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
             return Ok(OwnedPool { imported, number, fresh: Some(fresh), harmless: false });
         }
-        How::Import { old, read_only, txg, rewind, temporary, force, trusted, found, without_log } => {
+        How::Import { old, read_only, txg, rewind, temporary, force, trusted, without_log } => {
             let other = start.name != *old;
             let name = (other && !temporary).then_some(start.name.as_str());
             let alias = (other && *temporary).then(|| start.name.clone());
@@ -621,7 +621,7 @@ fn import(
             opening.accepts_older = *force || *rewind || txg.is_some();
             let opened = open_devices(&start.devices, !read_only)?;
             let identity = trust::identity(&opened)?;
-            let harmless = !trusted && trust::relocate(start, &opened, identity.as_ref(), *found, &mut opening);
+            let harmless = !trusted && trust::relocate(start, &opened, identity.as_ref(), &mut opening.altroot);
             let number = own_number(start, directory, identity.as_ref(), opening.altroot.as_deref())?;
             let access = match (read_only, txg) {
                 (true, Some(txg)) => Access::ReadOnlyAt(Txg(*txg)),

@@ -51,9 +51,6 @@ pub enum How {
         /// Trust its content, even if other users can write to its devices.
         #[serde(default)]
         trusted: bool,
-        /// A search for all pools has found it; nobody has named it.
-        #[serde(default)]
-        found: bool,
         /// Also if devices of the intent log are missing.
         #[serde(default)]
         without_log: bool,

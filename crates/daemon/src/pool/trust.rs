@@ -5,17 +5,16 @@
 //! Used by `process.rs`. An untrusted pool is mounted nosuid and nodev, below a directory of its own, and never
 //! outside of that, whatever its properties become later (`mount_point.rs`). Invariant: only commands of this
 //! machine make a pool trusted, `create`, and `import` with `--trust` or (on devices) `-f`; nothing in the pool
-//! itself does. On devices that only root can write to, a pool that another machine had last is trusted once its name is
-//! given: a search alone (`import -a`, at boot) also finds the disks of strangers.
+//! itself does.
 
 use super::{known, mount_point::PlaceRules, start::Start};
-use crate::{report::printable, runtime};
+use crate::runtime;
 use nacre_admin::{
-    Imported, Opening, Refusal,
+    Imported, Refusal,
     pool::{self, devices::Opened},
 };
 use nacre_pool::label::{self, Identity};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Parent of the directories that untrusted pools are mounted below.
 const RELOCATED: &str = "/mnt";
@@ -34,14 +33,12 @@ pub(super) fn identity(opened: &Opened) -> Result<Option<Identity>, Refusal> {
     }
 }
 
-/// Sets an altroot of its own for an untrusted pool; returns whether the pool is untrusted. A pool
-/// that was only `found` is untrusted as well where another machine had it last.
+/// Sets an altroot of its own for an untrusted pool; returns whether the pool is untrusted.
 pub(super) fn relocate(
     start: &Start,
     opened: &Opened,
     identity: Option<&Identity>,
-    found: bool,
-    opening: &mut Opening,
+    altroot: &mut Option<PathBuf>,
 ) -> bool {
     if runtime::user() != 0 {
         return false;
@@ -49,15 +46,7 @@ pub(super) fn relocate(
     let (writable, lift) = match opened {
         Opened::Devices(devices) => match devices.iter().find(|device| device.is_anybodys()) {
             Some(device) => (format!("'{}' can be written or replaced by others than root", device.name()), "-f"),
-            None => {
-                let strange = identity.filter(|_| found && opening.altroot.is_none());
-                match strange.and_then(|there| {
-                    from_elsewhere((&there.name, &there.host), opening.host.0, known::trust(there.pool))
-                }) {
-                    Some(why) => (why, "imported by its name"),
-                    None => return false,
-                }
-            }
+            None => return false,
         },
         Opened::Bucket(_, address) if identity.is_some_and(|there| known::is_trusted(there.pool, address)) => {
             return false;
@@ -66,7 +55,7 @@ pub(super) fn relocate(
             (format!("'{}' can be written by everybody with credentials for the bucket", bucket.name()), "--trust")
         }
     };
-    let below = opening.altroot.get_or_insert_with(|| Path::new(RELOCATED).join(&start.name));
+    let below = altroot.get_or_insert_with(|| Path::new(RELOCATED).join(&start.name));
     crate::report::tell(&format!(
         "{writable}: '{}' is imported nosuid, nodev, and below '{}' ({lift}: as its properties say)",
         start.name,
@@ -75,37 +64,11 @@ pub(super) fn relocate(
     true
 }
 
-/// Why nobody on this machine has chosen to trust a pool on devices: another machine had it last, or this machine found
-/// it so and nobody has named it since.
-fn from_elsewhere((name, last): (&str, &(u64, String)), host: u64, known: Option<bool>) -> Option<String> {
-    let name = printable(name.as_bytes());
-    if last.0 != host {
-        return Some(format!("'{}' had '{name}' last, not this machine", printable(last.1.as_bytes())));
-    }
-    (known == Some(false)).then(|| format!("'{name}' was not trusted when it was imported last"))
-}
-
 /// Returns the rules for mount points of a pool.
 pub(super) fn place_rules(imported: &Imported, harmless: bool) -> PlaceRules {
     PlaceRules {
         below: imported.opening.altroot.clone().filter(|_| harmless),
         is_shared: harmless || imported.bucket.is_some(),
         bucket: imported.bucket_directory(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pool_of_another_machine_is_trusted_once_it_is_named() {
-        let there = (1, "there".to_owned());
-        let from_elsewhere = |host, known| from_elsewhere(("stick", &there), host, known);
-        for known in [None, Some(false), Some(true)] {
-            assert!(from_elsewhere(2, known).is_some_and(|why| why.contains("'there' had 'stick' last")));
-        }
-        assert!(from_elsewhere(1, Some(false)).is_some(), "the first search has left this machine's name");
-        assert_eq!((from_elsewhere(1, None), from_elsewhere(1, Some(true))), (None, None));
     }
 }

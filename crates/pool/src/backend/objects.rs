@@ -851,6 +851,15 @@ impl Backend for Objects {
             _ => false,
         };
         let at = self.local.as_ref().map_or_else(String::new, |local| format!(" ('{}')", local.path(epoch).display()));
+        let others = self.local.as_ref().filter(|_| is_own).map(|local| local.elsewhere(epoch)).unwrap_or_default();
+        if let (false, Some(other)) = (is_there, others.first()) {
+            return Ok(Some(format!(
+                "what was synced last is in a log on this machine{at}, which is not there. '{}' is one of this pool under \
+                 another address: if this bucket was moved, or is named otherwise than before, import it by its former \
+                 address, or move the log there; if it is the log of a copy, -m imports the pool without it",
+                other.display()
+            )));
+        }
         let on = if is_own { format!("this machine{at}") } else { format!("'{}'", host_name(&host)) };
         Ok((!is_there).then(|| {
             format!("what was synced last is in a log on {on}, which is not there: -m imports the pool without it")

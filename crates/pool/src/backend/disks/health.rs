@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::Layout;
+use super::members::was_used_apart;
 use super::{Again, Devices, Disks, Result, Rooms};
 use crate::backend::Room;
 use crate::device::{Device, failed};
@@ -318,6 +319,13 @@ impl Disks {
         let belongs = listed.is_some_and(|listed| listed.state.status.belongs());
         if !same || !belongs || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
             return refused(format!("{}: not the device of the pool that is missing", device.name()));
+        }
+        if found.is_some_and(|found| was_used_apart(&found, &identity)) {
+            return refused(format!(
+                "{}: it was used without the pool, and has what the pool lacks: 'labelclear -f' gives that up, and \
+                 'replace' fills it again",
+                device.name()
+            ));
         }
         if listed.is_some_and(|listed| device.length() / label::ENDS < listed.length / label::ENDS) {
             return Err(PoolError::Short {

@@ -519,21 +519,31 @@ pub(super) fn vacate(member: &mut Member) {
     *member = Member { guid: 0, length: 0, path: Vec::new(), state };
 }
 
+/// Whether each of two devices was used without the other.
+fn are_apart(one: &Identity, other: &Identity) -> bool {
+    was_used_apart(one, other) && was_used_apart(other, one)
+}
+
+/// Whether a device, by its label, was used without the pool as another label has it: it lacks nothing, and no device of
+/// its group is whole by both labels.
+pub(super) fn was_used_apart(label: &Identity, other: &Identity) -> bool {
+    let Some(own) = label.members.get(usize::from(label.index)) else { return false };
+    let whole = |label: &Identity| -> BTreeSet<u64> {
+        let is_whole = |member: &&Member| {
+            member.guid != 0
+                && member.state.role == MemberRole::Own
+                && member.state.group == own.state.group
+                && !member.state.stale
+        };
+        label.members.iter().filter(is_whole).map(|member| member.guid).collect()
+    };
+    let (here, there) = (whole(label), whole(other));
+    here.contains(&own.guid) && !there.is_empty() && here.is_disjoint(&there)
+}
+
 /// Sorts the devices by the newest identity among them, and checks that they are exactly the devices of one pool. A
 /// device that has become shorter can be read as far as it goes, but not written; the space after its last whole MiB
 /// was never used.
-/// Whether each of two devices was used without the other: by its label it lacks nothing, and the
-/// other one does.
-fn are_apart(one: &Identity, other: &Identity) -> bool {
-    let stale = |label: &Identity, of: &Identity| {
-        let guid = of.members.get(usize::from(of.index))?.guid;
-        let member = label.members.iter().find(|member| member.guid == guid)?;
-        Some(member.state.stale)
-    };
-    let lacks_only_the_other = |label, other| stale(label, label) == Some(false) && stale(label, other) == Some(true);
-    lacks_only_the_other(one, other) && lacks_only_the_other(other, one)
-}
-
 fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
     let mut found = Vec::new();
     for device in devices {

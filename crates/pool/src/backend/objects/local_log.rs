@@ -270,6 +270,16 @@ impl LocalLog {
         }
     }
 
+    /// Logs of this import of the pool that belong to other addresses: of a copy, or of this bucket before it was moved.
+    pub(super) fn elsewhere(&self, epoch: u32) -> Vec<PathBuf> {
+        let place = self.directory.parent().map(std::fs::read_dir);
+        let Some(Ok(entries)) = place else { return Vec::new() };
+        let prefix = format!("{:016x}-", self.pool);
+        let is_other = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(&prefix));
+        let others = entries.flatten().filter(|entry| is_other(&entry.file_name()) && entry.path() != self.directory);
+        others.map(|entry| entry.path().join(format!("{epoch}.{LOG}"))).filter(|log| log.exists()).collect()
+    }
+
     fn open_log(&self, path: PathBuf, epoch: u32, address: u64) -> Result<Option<LogFile>, PoolError> {
         let file = match open_file(&path, OFlags::empty()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

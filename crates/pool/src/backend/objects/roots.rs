@@ -32,7 +32,8 @@ pub(super) fn read_own_root(bucket: &dyn Bucket, key: &str, pool: u64) -> Result
 }
 
 fn generation_of(key: &str) -> Option<u64> {
-    key.strip_prefix("roots/")?.parse().ok()
+    let generation = key.strip_prefix("roots/")?.parse().ok()?;
+    (root_key(generation) == key).then_some(generation)
 }
 
 impl Objects {
@@ -150,10 +151,11 @@ impl Objects {
             }
             Some(_) => return Ok(true),
             None if self.has_newer(generation)? => return Ok(false),
+            // A reply may be wrong: the next commit asks again.
             None => {
                 let gone =
                     io::Error::new(io::ErrorKind::NotFound, format!("'{key}' is gone, or another bucket is there"));
-                failed(&*self.bucket, "reading", gone)
+                return Err(failed(&*self.bucket, "reading", gone));
             }
         };
         self.fence();

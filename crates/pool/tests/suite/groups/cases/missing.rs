@@ -79,8 +79,28 @@ fn halves_that_were_used_apart_are_not_put_together() {
         assert!(refused.contains("'sim0' and 'sim1' were each used without the other"), "{refused}");
     }
     assert_eq!(written, halves.iter().map(|half| half.operations()).collect::<Vec<_>>());
-    alone(&halves[1], 5);
+    let store = open(&[&halves[1]], Access::ReadWrite).unwrap();
+    let refused = store.online(0, Arc::clone(&halves[0]) as _).unwrap_err().to_string();
+    assert!(refused.contains("it was used without the pool"), "{refused}");
+    store.close(true, 5).unwrap();
     assert!(open(&both, Access::ReadWrite).is_err(), "the other one still has its own");
+}
+
+/// Two of three that were away in turn: the third was there each time.
+#[test]
+fn devices_that_were_away_in_turn_are_put_together() {
+    let mut model = Model::new(&[(GroupKind::Mirror, 3)], &[64], 6);
+    model.write().unwrap();
+    model.commit().unwrap();
+    model.store.take().unwrap().close(true, 1).unwrap();
+    let all: Vec<Arc<Simulator>> = (0..3).map(|at| Arc::clone(model.sim(at))).collect();
+    open(&[&all[0], &all[2]], Access::ReadWrite).unwrap().close(true, 2).unwrap();
+    let store = open(&[&all[1], &all[2]], Access::ReadWrite).unwrap();
+    crate::groups::resilver(&store, 100).unwrap();
+    store.close(true, 3).unwrap();
+    let store = open(&[&all[0], &all[1], &all[2]], Access::ReadWrite).unwrap();
+    crate::groups::resilver(&store, 100).unwrap();
+    store.close(true, 4).unwrap();
 }
 
 /// The last device of a wide mirror has everything, root records among it.
