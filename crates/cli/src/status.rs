@@ -24,7 +24,7 @@ use std::{
     io::{IsTerminal, Write},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Maximum time between the start of a mount and its control socket.
@@ -254,7 +254,7 @@ struct Unheard {
 fn unheard(served: &[Peer]) -> Unheard {
     let own = Some(rustix::process::geteuid().as_raw());
     let mut unheard = Unheard::default();
-    let end = Instant::now() + STATFS_LIMIT;
+    let end = clock::now() + STATFS_LIMIT;
     // Without a mount table, there are none to report.
     for entry in mountinfo::read().unwrap_or_default() {
         let text = path_text(&entry.mountpoint);
@@ -264,7 +264,7 @@ fn unheard(served: &[Peer]) -> Unheard {
         // Attributes may be answered from the kernel's cache; statfs is always a request. This process serves no mount
         // itself, so it cannot wait for itself.
         let is_ours = entry.kind == "fuse.nacre";
-        let limit = end.saturating_duration_since(Instant::now()).max(SHORTEST_LOOK);
+        let limit = end.saturating_duration_since(clock::now()).max(SHORTEST_LOOK);
         match answer_of_statfs(&entry, limit) {
             None => unheard.stuck.push(text),
             Some(Ok(())) if is_ours => unheard.mute.push(text),

@@ -11,9 +11,7 @@
 //! - The directory is opened once: what is mounted over it later, or put in its place, is another bucket. It is opened
 //!   again only where its file system has gone (a server that was started again).
 
-use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -35,8 +33,6 @@ pub(crate) struct Directory {
     name: String,
     /// The directory, from the first request that finds it.
     opened: Mutex<Option<Arc<OwnedFd>>>,
-    /// Random part of the names of unfinished objects: containers that share the directory may have the same process id.
-    random: u64,
     /// Counter that makes the names of unfinished objects unique.
     written: AtomicU64,
     puts: AtomicU64,
@@ -58,7 +54,6 @@ impl Directory {
             path,
             name,
             opened: Mutex::default(),
-            random: RandomState::new().build_hasher().finish(),
             written: zero(),
             puts: zero(),
             gets: zero(),
@@ -135,8 +130,9 @@ impl Directory {
         }
     }
 
+    /// Containers that share the directory may have the same process id: the next name is tried where one exists.
     fn next_name(&self) -> String {
-        format!("{}-{:x}-{}", std::process::id(), self.random, self.written.fetch_add(1, Ordering::Relaxed))
+        format!("{}-{}", std::process::id(), self.written.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Opens the directory of an object, made where it is missing; returns it with the object's name in it.
