@@ -524,21 +524,23 @@ fn are_apart(one: &Identity, other: &Identity) -> bool {
     was_used_apart(one, other) && was_used_apart(other, one)
 }
 
-/// Whether a device, by its label, was used without the pool as another label has it: it lacks nothing, and no device of
-/// its group is whole by both labels.
+/// Whether a device, by its label, was used without the pool as another label has it: it lacks nothing, and all devices of
+/// its group that are whole by the other label are stale by this one.
 pub(super) fn was_used_apart(label: &Identity, other: &Identity) -> bool {
-    let Some(own) = label.members.get(usize::from(label.index)) else { return false };
-    let whole = |label: &Identity| -> BTreeSet<u64> {
-        let is_whole = |member: &&Member| {
-            member.guid != 0
-                && member.state.role == MemberRole::Own
-                && member.state.group == own.state.group
-                && !member.state.stale
-        };
-        label.members.iter().filter(is_whole).map(|member| member.guid).collect()
+    let own = label.members.get(usize::from(label.index)).filter(|own| !own.state.stale);
+    let Some(own) = own else { return false };
+    let is_whole = |member: &&Member| {
+        member.guid != 0
+            && member.state.role == MemberRole::Own
+            && member.state.group == own.state.group
+            && !member.state.stale
     };
-    let (here, there) = (whole(label), whole(other));
-    here.contains(&own.guid) && !there.is_empty() && here.is_disjoint(&there)
+    let is_stale_here = |whole: &Member| {
+        let here = label.members.iter().find(|member| member.guid == whole.guid);
+        here.is_some_and(|here| here.state.stale)
+    };
+    let mut whole = other.members.iter().filter(is_whole).peekable();
+    whole.peek().is_some() && whole.all(is_stale_here)
 }
 
 /// Sorts the devices by the newest identity among them, and checks that they are exactly the devices of one pool. A

@@ -99,7 +99,7 @@ fn devices_that_were_away_in_turn_are_put_together() {
     crate::groups::resilver(&store, 100).unwrap();
     store.close(true, 3).unwrap();
     let store = open(&[&all[0], &all[1], &all[2]], Access::ReadWrite).unwrap();
-    crate::groups::resilver(&store, 100).unwrap();
+    crate::groups::resilver(&store, 500).unwrap();
     store.close(true, 4).unwrap();
 }
 
