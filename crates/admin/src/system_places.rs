@@ -1,5 +1,5 @@
-//! Directories of the system, for mount points that others than root of this machine may have
-//! chosen: those of streams, and of pools that others can write to. A new name there can be
+//! Directories of the system, which no untrusted mount point may cover: a mount point from a stream,
+//! or of a pool that other users or machines can write to. A new name in these directories can be
 //! configuration, or a program.
 //!
 //! Called where a stream brings a mount point, and by the daemon before it mounts. Users read the

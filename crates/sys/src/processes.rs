@@ -33,8 +33,8 @@ pub fn supplementary_groups(pid: u32) -> io::Result<Vec<u32>> {
     Ok(status(pid)?.map(|status| groups_line(&status)).unwrap_or_default())
 }
 
-/// Ids with which a process or thread accesses files; `None` where it has ended, or acts for others (a kernel thread, like
-/// those of the NFS server).
+/// Ids with which a process or thread accesses files; `None` for an ended process, and for a kernel thread, which acts for
+/// others (a thread of the NFS server).
 ///
 /// # Errors
 /// The status file cannot be read.

@@ -82,7 +82,7 @@ pub(crate) fn seen_anywhere(pool: u64, state: Option<&Path>) -> Option<PathBuf> 
     Some(state?.join("pools").join(format!("{}.seen", older_name(pool))))
 }
 
-/// Removes the logs of a pool that is gone. Those of older versions stay: they may be of a copy.
+/// Removes the logs of a destroyed pool. Logs of older versions stay: a copy of the bucket may own them.
 pub(crate) fn remove(address: &str, pool: u64, state: Option<&Path>) {
     if let Some(seen) = seen(address, pool, state) {
         // If it remains, it belongs to a pool that does not exist any more.

@@ -151,8 +151,8 @@ impl Requests {
         self.before.get(&unique)
     }
 
-    /// Returns the unanswered renames of the previous life, by unique number. Those of earlier lives were returned
-    /// then: their names may be other files' by now.
+    /// Returns the unanswered renames of the previous life, by unique number. Renames of earlier lives were returned
+    /// to earlier processes: their names may belong to other files by now.
     pub fn unanswered_renames(&self) -> Vec<(u64, Noted)> {
         let Some(part) = self.memory.life.checked_sub(1).map(|life| life as usize % LIVES) else { return Vec::new() };
         let threads = (get(self.memory.part(0, HEADER), THREADS_AT + part) as usize).min(THREADS);
