@@ -5,7 +5,7 @@
 //! Called where a stream brings a mount point, and by the daemon before it mounts. Users read the
 //! list in `docs/pool.md`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Directories that are refused with everything below them.
 const TREES: [&str; 20] = [
@@ -56,6 +56,16 @@ pub fn is_of_the_system(path: &Path) -> bool {
     DIRECTORIES.iter().any(|directory| path == Path::new(directory))
         || TREES.iter().any(|tree| path.starts_with(tree))
         || HOMES.iter().any(|home| path.starts_with(home)) && path.iter().any(is_hidden)
+}
+
+/// Resolves the symbolic links of a path as far as it exists and can be searched.
+#[must_use]
+pub fn resolved(path: &Path) -> PathBuf {
+    let real = path.ancestors().find_map(|above| {
+        let (real, missing) = (above.canonicalize().ok()?, path.strip_prefix(above).ok()?);
+        Some(real.join(missing))
+    });
+    real.unwrap_or_else(|| path.to_owned())
 }
 
 #[cfg(test)]

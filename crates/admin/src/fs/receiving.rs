@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::following::Following;
 use super::objects::Objects;
 use super::{holds, moves, refused};
-use crate::system_places::is_of_the_system;
+use crate::system_places::{is_of_the_system, resolved};
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
 /// Arguments of `receive`.
@@ -75,14 +75,7 @@ impl Read for Incoming<'_> {
 /// home of root is refused as a whole.
 fn is_refused_place(at: &Path) -> bool {
     let is_refused = |path: &Path| is_of_the_system(path) || path.starts_with("/root");
-    if is_refused(at) {
-        return true;
-    }
-    let real = at.ancestors().find_map(|above| {
-        let (real, rest) = (above.canonicalize().ok()?, at.strip_prefix(above).ok()?);
-        Some(real.join(rest))
-    });
-    real.is_some_and(|real| is_refused(&real))
+    is_refused(at) || is_refused(&resolved(at))
 }
 
 /// Properties that give rights to a stream's content (`setuid`, `devices`) or show it to other machines (`sharenfs`, `sharesmb`), with

@@ -9,7 +9,10 @@
 //! directory no symbolic link is followed at all, and outside of it only a mount point is used that a command has
 //! named.
 
-use nacre_admin::{Kind, MountOptions, Refusal, system_places::is_of_the_system};
+use nacre_admin::{
+    Kind, MountOptions, Refusal,
+    system_places::{is_of_the_system, resolved},
+};
 use rustix::{
     fs::{
         AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, open, openat, openat2,
@@ -165,7 +168,7 @@ impl MountPoint {
         // A path with links names another directory.
         let hides = match self.resolved {
             true => rules.hides_bucket(&self.path),
-            false => apart(|| resolved(&self.path)).is_ok_and(|path| rules.hides_bucket(&path)),
+            false => apart(|| Ok(resolved(&self.path))).is_ok_and(|path| rules.hides_bucket(&path)),
         };
         if hides {
             return refused("the pool itself lies there".to_owned());
@@ -383,18 +386,6 @@ pub(super) fn kind(error: &io::Error) -> Kind {
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => Kind::Invalid,
         _ => Kind::Io,
     }
-}
-
-/// Resolves the links of a path as far as it exists.
-fn resolved(path: &Path) -> std::io::Result<PathBuf> {
-    for above in path.ancestors() {
-        match (above.canonicalize(), path.strip_prefix(above)) {
-            (Err(error), _) if error.kind() == std::io::ErrorKind::NotFound => {}
-            (real, Ok(missing)) => return Ok(real?.join(missing)),
-            (real, Err(_)) => return real,
-        }
-    }
-    Ok(path.to_owned())
 }
 
 #[cfg(test)]
