@@ -443,12 +443,17 @@ pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
 /// The kernel's module parameter for FUSE over io_uring, if the kernel supports it at all.
 const RING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Why a kernel with or without this parameter does not offer rings.
-fn why_no_rings(switch: &Path) -> &'static str {
+/// Minor version of the protocol that brought FUSE over io_uring (Linux 6.14, `include/uapi/linux/fuse.h`).
+const RING_MINOR: u32 = 42;
+
+/// Why a kernel with this version of the protocol, and with or without this parameter, does not offer rings.
+fn why_no_rings(minor: u32, switch: &Path) -> &'static str {
     if switch.exists() {
         "FUSE over io_uring is switched off: root can `echo 1 > /sys/module/fuse/parameters/enable_uring`"
+    } else if minor < RING_MINOR {
+        "this kernel is too old for FUSE over io_uring (Linux 6.14)"
     } else {
-        "this kernel is too old for FUSE over io_uring (Linux 6.14), or was built without it"
+        "this kernel was built without FUSE over io_uring"
     }
 }
 
@@ -458,7 +463,8 @@ fn prepare_rings(
     shared: impl FnOnce(Vec<workers::Queue>) -> Arc<SessionState>,
 ) -> io::Result<(Arc<SessionState>, ring::Prepared)> {
     if !agreement.offer.has(init::OVER_IO_URING) {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, why_no_rings(Path::new(RING_SWITCH))));
+        let why = why_no_rings(agreement.offer.minor, Path::new(RING_SWITCH));
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     let cpus = ring::Cpus::read()?;
     let shared = shared(cpus.queues()?);
@@ -544,9 +550,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_switch_that_is_off_is_not_an_old_kernel() {
-        let there = std::env::current_exe().unwrap();
-        assert!(why_no_rings(&there).contains("switched off"));
-        assert!(why_no_rings(Path::new("/nowhere/enable_uring")).contains("too old"));
+    fn switched_off_too_old_and_built_without_are_three_reasons() {
+        let (there, nowhere) = (std::env::current_exe().unwrap(), Path::new("/nowhere/enable_uring"));
+        assert!(why_no_rings(RING_MINOR, &there).contains("switched off"));
+        assert!(why_no_rings(RING_MINOR, nowhere).contains("built without"));
+        assert!(why_no_rings(RING_MINOR - 1, nowhere).contains("too old"));
     }
 }

@@ -11,6 +11,9 @@ pub fn proc_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
+/// The number of `fchmodat2(2)`, which is the same on all architectures but Alpha; libc has it for some of them only.
+const SYS_FCHMODAT2: libc::c_long = 452;
+
 /// Changes the permission bits of exactly the file behind a descriptor.
 ///
 /// # Errors
@@ -18,7 +21,7 @@ pub fn proc_path(file: BorrowedFd<'_>) -> String {
 pub fn change_mode(file: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     // SAFETY: the path is a NUL-terminated constant; the rest are numbers.
     let result = check(unsafe {
-        libc::syscall(libc::SYS_fchmodat2, file.as_raw_fd(), c"".as_ptr(), mode & 0o7777, libc::AT_EMPTY_PATH)
+        libc::syscall(SYS_FCHMODAT2, file.as_raw_fd(), c"".as_ptr(), mode & 0o7777, libc::AT_EMPTY_PATH)
     });
     match result {
         // Before Linux 6.6.
