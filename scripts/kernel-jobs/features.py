@@ -11,7 +11,7 @@ def answer(call):
         call()
         return "yes"
     except OSError as error:
-        return errno.errorcode[error.errno]
+        return "no" if error.errno == errno.EOPNOTSUPP else errno.errorcode[error.errno]
 
 
 def zero_range():

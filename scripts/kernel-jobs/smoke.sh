@@ -1,7 +1,13 @@
-# Every kind of mount, as root and as an ordinary user: what ordinary programs leave in it is compared with a native folder. INFO lines say what the kernel offers.
+# Every kind of mount, as root and as an ordinary user: what ordinary programs leave in it is compared with a native folder. INFO lines say what the kernel offers;
+# that is what the first table of docs/kernels.md says.
 host_disk
+since() { if kernel_is_at_least "$1"; then echo "${2:-yes}"; else echo "${3:-no}"; fi; } # VERSION [THEN] [BEFORE]
 about() { # NAME FOLDER
-  say "INFO $1: $(nacre status -H -o transport,passthrough,coherence "$2" | tr '\t' ' '), $(python3 "$jobs/features.py" "$2")"
+  local features expected
+  features=$(python3 "$jobs/features.py" "$2")
+  say "INFO $1: $(nacre status -H -o transport,passthrough,coherence "$2" | tr '\t' ' '), $features"
+  expected="O_TMPFILE $(since 6.1) FALLOC_FL_ZERO_RANGE $(since 5.14) birth time $(since 6.6)"
+  [ "$features" = "$expected" ] && say "PASS $1: features" || say "FAIL $1: $features, but docs/kernels.md says: $expected"
 }
 pool() { # NAME LAYOUT...
   local name=$1
@@ -19,7 +25,8 @@ native work guest
 cage_size=600 too_much=700
 [ -z "$short" ] || cage_size=100 too_much=120
 mkdir -p /d/source /m/mirror /m/union /d/up /d/low /d/cage /m/pool
-try mirror "nacre mirror /d/source /m/mirror" && about mirror /m/mirror && compare mirror work /m/mirror && try "mirror: unmounted" "nacre umount /m/mirror"
+try mirror "nacre mirror /d/source /m/mirror" && about mirror /m/mirror \
+  && try "mirror: passthrough" "[ \$(nacre status -H -o passthrough /m/mirror) = $(since 6.9 on off) ]" && compare mirror work /m/mirror && try "mirror: unmounted" "nacre umount /m/mirror"
 try union "echo below > /d/low/below && nacre union /d/up=rw:/d/low=ro /m/union" && compare union work /m/union \
   && try "union: copy-up" "echo more >> /m/union/below && [ \$(cat /d/low/below | wc -l) = 1 -a \$(cat /d/up/below | wc -l) = 2 ]" && try "union: unmounted" "nacre umount /m/union"
 engines=(fuse loop quota)
