@@ -385,13 +385,25 @@ fn address(file: &dyn OpenFile) -> usize {
     std::ptr::from_ref(file.inner()).cast::<()>().addr()
 }
 
-/// Whether an ioctl cannot make a file larger: flags, extended flags (with the project) and
-/// versions.
-pub(super) fn harmless(request: &Ioctl<'_>) -> bool {
-    matches!(
-        request.command,
-        Ioctl::GET_FLAGS | Ioctl::SET_FLAGS | Ioctl::GET_VERSION | Ioctl::GET_EXTENDED | Ioctl::SET_EXTENDED
-    )
+/// Judges an ioctl: flags, extended flags (with the project) and versions cannot make a file larger. EPERM for hints
+/// by which XFS allocates whole extents for single blocks (ioctl_xfs_fsgetxattr(2)), which nothing books; ENOTTY for
+/// other commands, which may clone or allocate.
+pub(super) fn judge_ioctl(request: &Ioctl<'_>) -> Result<()> {
+    match request.command {
+        Ioctl::GET_FLAGS | Ioctl::SET_FLAGS | Ioctl::GET_VERSION | Ioctl::GET_EXTENDED => Ok(()),
+        Ioctl::SET_EXTENDED if hints_at_extents(request.input) => Err(Errno::EPERM),
+        Ioctl::SET_EXTENDED => Ok(()),
+        _ => Err(Errno::ENOTTY),
+    }
+}
+
+/// Whether a `struct fsxattr` (linux/fs.h) sets a size of extents, or has one inherited.
+fn hints_at_extents(extended: &[u8]) -> bool {
+    /// `FS_XFLAG_EXTSIZE`, `FS_XFLAG_EXTSZINHERIT`, `FS_XFLAG_COWEXTSIZE`.
+    const HINTS: u32 = 0x800 | 0x1000 | 0x1_0000;
+    let word = |at: usize| extended.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |&word| u32::from_ne_bytes(word));
+    let (flags, extent, copied_extent) = (word(0), word(4), word(16));
+    flags & HINTS != 0 || extent != 0 || copied_extent != 0
 }
 
 impl CageShared {
@@ -583,8 +595,8 @@ impl OpenFile for CageFile {
     }
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        // Other commands may clone or allocate.
-        if harmless(&request) { self.below.ioctl(request, output) } else { Err(Errno::ENOTTY) }
+        judge_ioctl(&request)?;
+        self.below.ioctl(request, output)
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {

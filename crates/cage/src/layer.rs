@@ -3,7 +3,7 @@
 use super::{
     Cage, CageShared,
     books::Short,
-    file::{CageFile, Lease, harmless},
+    file::{CageFile, Lease, judge_ioctl},
     inodes::{Inode, InodeState},
     ledger::Owner,
     names::{Changing, Reserve},
@@ -180,6 +180,10 @@ impl Layer for Cage {
             if !state.loaded {
                 let attr = shared.below.getattr(caller, node, file)?;
                 shared.load(&mut state, node, &attr);
+            }
+            let limited = change.uid.is_some_and(|uid| shared.ledger.limits().users.contains_key(&uid));
+            if limited && change.uid != Some(state.owner.uid) && shared.collects_appends(&state) {
+                return Err(Errno::EBUSY);
             }
             match change_under(shared, caller, (node, &inode, &mut state), file, change) {
                 Ok(attr) => return attr,
@@ -369,7 +373,8 @@ impl Layer for Cage {
     }
 
     fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        if harmless(&request) { self.shared.below.ioctl(caller, node, request, output) } else { Err(Errno::ENOTTY) }
+        judge_ioctl(&request)?;
+        self.shared.below.ioctl(caller, node, request, output)
     }
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {

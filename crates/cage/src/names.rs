@@ -385,6 +385,10 @@ impl CageShared {
                 (Some(state), Some(other)) => Some(self.settle_entry(other, state, caller, (new_parent, new_name))?),
                 _ => None,
             };
+            let other_collects = exchange && both.second.as_ref().is_some_and(|state| self.collects_appends(state));
+            if groups.0 != groups.1 && (self.collects_appends(&both.first) || other_collects) {
+                return Err(Errno::EXDEV);
+            }
             self.touch(&inode, &mut both.first);
             if let (Some(state), Some(other)) = (&mut both.second, &other) {
                 self.touch(other, state);
@@ -393,7 +397,10 @@ impl CageShared {
             self.try_give(&inode, &mut both.first, moves).map_err(|full| self.refuse(full))?;
             if exchange && let (Some(state), Some(other)) = (&mut both.second, &other) {
                 let owner = Owner { group: groups.0, ..state.owner };
-                self.give(other, state, owner);
+                if let Err(full) = self.try_give(other, state, owner) {
+                    self.give(&inode, &mut both.first, stays);
+                    return Err(self.refuse(full));
+                }
             }
             if let Err(error) = call() {
                 self.give(&inode, &mut both.first, stays);
@@ -418,6 +425,12 @@ impl CageShared {
             self.born(&entry, groups.0, true, reserve);
         }
         Ok(())
+    }
+
+    /// Whether appends to a file may arrive that were booked in the whole cage alone: no limit of a directory or user
+    /// would hold for them. Where the kernel opens files without requests, all writes are announced in a cage with such limits.
+    pub(super) fn collects_appends(&self, state: &InodeState) -> bool {
+        state.writeback > 0 && self.doors.writeback.get().is_some_and(|writeback| !writeback.opens_unasked())
     }
 
     /// Whether a file may get a name in another group. Directories and files with several names may

@@ -73,7 +73,12 @@ impl ThrottleShared {
     fn charge(&self, bucket: &Bucket, rate: Option<Rate>, bytes: u64) -> Result<()> {
         let Some(rate) = rate else { return Ok(()) };
         let wait = bucket.charge(rate, bytes, self.clock.now());
-        if wait.is_zero() { Ok(()) } else { wait_for(&self.waiting, || self.clock.pause(wait))? }
+        if wait.is_zero() {
+            return Ok(());
+        }
+        // A caller who is interrupted transfers nothing, and would be charged again.
+        let waited = wait_for(&self.waiting, || self.clock.pause(wait)).and_then(|paused| paused);
+        waited.inspect_err(|_| bucket.refund(rate, bytes))
     }
 
     fn charge_read(&self, bytes: u64) -> Result<()> {

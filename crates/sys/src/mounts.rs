@@ -141,7 +141,10 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
 }
 
 /// Attaches a detached mount at `target`, if no part of the path is a symbolic link.
-fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// ELOOP for a link; ENOENT, ENOTDIR, EPERM.
+pub fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let target = rustix::fs::openat2(
         rustix::fs::CWD,
         target,

@@ -51,7 +51,7 @@ pub enum CageVerb {
 /// The command line of `nacre cage`.
 pub fn command() -> Command {
     let engine = "What enforces the limit: fuse (the default: everywhere, without root), loop (an image with a file system of its own), quota (project quotas \
-                  or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why). A \
+                  or Btrfs qgroups of the file system below, where they are enabled), auto (loop if DIR is in an image already, else fuse; says why). A \
                   directory that is in an image already goes on with loop where no other engine is named";
     let options = clap_args::options(|row| row.is_for(Taker::Cage))
         .into_iter()

@@ -142,7 +142,7 @@ fn choose(plan: &CagePlan, wanted: &Wanted, image: Option<&CageRecord>) -> (Engi
         return (EngineKind::Loop, format!("this cage is in the image {}", path_text(path)));
     }
     match plan.engine {
-        Engine::Auto => engines::choose(wanted, rustix::process::geteuid().is_root()),
+        Engine::Auto => (EngineKind::Fuse, engines::why_not_quota(wanted, rustix::process::geteuid().is_root())),
         Engine::Loop => asked(EngineKind::Loop),
         Engine::Quota => asked(EngineKind::Quota),
         Engine::Fuse | Engine::Kernel => (EngineKind::Fuse, "--engine=fuse, the default".to_owned()),

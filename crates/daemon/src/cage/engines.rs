@@ -17,19 +17,14 @@ pub fn engine(kind: EngineKind) -> Option<&'static dyn CageEngine> {
     }
 }
 
-/// Chooses the engine for `--engine=auto`, with the reason as the end of a sentence. Quotas are chosen only where
-/// they keep every promise of a cage: root is limited, too, a full cage answers ENOSPC, and `df` shows the limit.
-/// Of the file systems with quotas, only XFS does all that.
-pub fn choose(wanted: &Wanted, root: bool) -> (EngineKind, String) {
-    let why_not = match (&wanted.fuse_only, &wanted.mountpoint) {
-        _ if !root => Some("only root can set quotas".to_owned()),
-        (Some(option), _) => Some(format!("quotas have no {option}")),
-        (_, Some(mountpoint)) => Some(format!("a quota cannot be shown at {}", path_text(mountpoint))),
+/// Returns why a new cage for which `--engine=auto` was given gets the engine `fuse`: no quota keeps every promise of a
+/// cage.
+pub fn why_not_quota(wanted: &Wanted, root: bool) -> String {
+    match (&wanted.fuse_only, &wanted.mountpoint) {
+        _ if !root => "only root can set quotas".to_owned(),
+        (Some(option), _) => format!("quotas have no {option}"),
+        (_, Some(mountpoint)) => format!("a quota cannot be shown at {}", path_text(mountpoint)),
         (None, None) => quota_engine::shortcoming(&wanted.directory),
-    };
-    match why_not {
-        Some(why) => (EngineKind::Fuse, why),
-        None => (EngineKind::Quota, "the file system enforces project quotas".to_owned()),
     }
 }
 
@@ -49,7 +44,7 @@ mod tests {
     use std::path::PathBuf;
 
     #[test]
-    fn auto_takes_no_quota_that_could_break_a_promise() {
+    fn the_reason_against_a_quota_fits_the_cage() {
         let wanted = Wanted { directory: PathBuf::from("/proc"), bytes: Some(1 << 30), ..Wanted::default() };
         for (wanted, root, why) in [
             (wanted.clone(), false, "only root can set quotas"),
@@ -61,7 +56,7 @@ mod tests {
             ),
             (wanted, true, "proc has no quotas of directories"),
         ] {
-            assert_eq!(choose(&wanted, root), (EngineKind::Fuse, why.to_owned()));
+            assert_eq!(why_not_quota(&wanted, root), why);
         }
     }
 }

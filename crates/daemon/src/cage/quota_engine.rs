@@ -129,30 +129,27 @@ impl CageEngine for QuotaEngine {
     }
 }
 
-/// Returns why quotas do not keep every promise of a cage for this directory, as the end of a sentence; `None`
-/// where they do.
-pub fn shortcoming(directory: &Path) -> Option<String> {
+/// Returns why quotas do not keep every promise of a cage for this directory, as the end of a sentence.
+pub fn shortcoming(directory: &Path) -> String {
     let entry = match mount_of(directory) {
         Ok(entry) => entry,
-        Err(failure) => return Some(failure.what),
+        Err(failure) => return failure.what,
     };
     match file_system(&entry) {
-        Err(why) => Some(why),
-        Ok(FileSystem::Ext4) => Some("quotas of ext4 do not limit root".to_owned()),
-        Ok(FileSystem::Btrfs) => Some("quotas of Btrfs are not shown by df and count no inodes".to_owned()),
-        Ok(FileSystem::Xfs) => {
-            match open(directory).and_then(|open| project::ready(&open, directory, &entry, FileSystem::Xfs)) {
-                Ok(()) => None,
-                Err(failure) => Some(failure.what),
-            }
-        }
+        Err(why) => why,
+        Ok(FileSystem::Ext4) => "quotas of ext4 do not limit root".to_owned(),
+        Ok(FileSystem::Btrfs) => "quotas of Btrfs are not shown by df and count no inodes".to_owned(),
+        Ok(FileSystem::Xfs) => "an owner can take his files out of a quota of XFS".to_owned(),
     }
 }
 
 /// Returns the limitations that users of a cage with this quota should know, a sentence each.
 fn caveats(detail: &Detail) -> Vec<&'static str> {
+    // `fileattr_set_prepare` (fs/file_attr.c) restricts changes of the project in other user namespaces only.
+    const LEAVING: &str = "the owner of a file can take it out of the limit (`chattr -p 0`), except in a user namespace: --engine=fuse limits everybody";
     match detail {
         Detail::Project { fstype: FileSystem::Ext4, .. } => vec![
+            LEAVING,
             "quotas of ext4 do not limit root (CAP_SYS_RESOURCE): a service that runs as root can exceed them; --engine=fuse limits everybody",
             "a full cage answers \"disk quota exceeded\" (EDQUOT) instead of \"no space left\" (ENOSPC)",
         ],
@@ -160,6 +157,7 @@ fn caveats(detail: &Detail) -> Vec<&'static str> {
             "a full cage answers \"disk quota exceeded\" (EDQUOT) instead of \"no space left\" (ENOSPC), and df does not show the limit",
             "subvolumes made inside it are not counted",
         ],
+        Detail::Project { .. } => vec![LEAVING],
         _ => Vec::new(),
     }
 }

@@ -20,9 +20,20 @@ pub(super) struct Bucket {
 impl Bucket {
     /// Charges `bytes` at `now` and returns how long the caller has to wait.
     pub(super) fn charge(&self, rate: Rate, bytes: u64, now: Duration) -> Duration {
-        let cost = Duration::from_secs_f64((bytes as f64 / rate.per_second()).min(FOREVER));
+        let cost = cost(rate, bytes);
         let mut paid_until = self.paid_until.lock();
         *paid_until = (*paid_until).max(now.saturating_sub(CREDIT)).saturating_add(cost);
         paid_until.saturating_sub(now)
     }
+
+    /// Takes a charge back.
+    pub(super) fn refund(&self, rate: Rate, bytes: u64) {
+        let mut paid_until = self.paid_until.lock();
+        *paid_until = paid_until.saturating_sub(cost(rate, bytes));
+    }
+}
+
+/// Time in which `bytes` may be transferred.
+fn cost(rate: Rate, bytes: u64) -> Duration {
+    Duration::from_secs_f64((bytes as f64 / rate.per_second()).min(FOREVER))
 }

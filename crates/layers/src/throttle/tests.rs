@@ -4,7 +4,10 @@ use super::*;
 use crate::{clock::Clock, context::simply_waiting, fakes::FakeClock, mem::Mem};
 use nacre_vfs::{Caller, Errno, Filtered, Layer, Name, WriteOrigin};
 use proptest::prelude::*;
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    time::Duration,
+};
 
 fn rate(text: &str) -> Rate {
     text.parse().unwrap_or_else(|error| panic!("{error}"))
@@ -84,14 +87,28 @@ fn the_rate_holds_over_time() {
 #[test]
 fn a_user_who_gives_up_has_written_nothing() {
     let clock = Arc::new(FakeClock::default());
+    clock.advance(Duration::from_secs(100));
     let rates = Rates { read: None, write: Some(rate("1k")) };
-    let layer =
-        Filtered::new(Arc::new(Throttle::new(rates, clock, Arc::new(|_| Err(Errno::EINTR)))), Arc::new(Mem::new()));
+    // The first two waits are interrupted.
+    let waits = AtomicUsize::new(0);
+    let waiting: Waiting = Arc::new(move |call| {
+        if waits.fetch_add(1, SeqCst) < 2 {
+            return Err(Errno::EINTR);
+        }
+        call();
+        Ok(())
+    });
+    let paused = Arc::clone(&clock);
+    let layer = Filtered::new(Arc::new(Throttle::new(rates, clock, waiting)), Arc::new(Mem::new()));
     let root = layer.root().unwrap().node;
     let (made, file) =
         layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
     assert_eq!(file.write(&[1; 1 << 20], 0, WriteOrigin::Caller), Err(Errno::EINTR));
+    assert_eq!(file.write(&[1; 1 << 20], 0, WriteOrigin::Caller), Err(Errno::EINTR));
     assert_eq!(layer.getattr(&Caller::ROOT, &made.node, None).unwrap().size, 0);
+    // Nor is it charged.
+    assert_eq!(file.write(&[1; 1 << 10], 0, WriteOrigin::Caller), Ok(1 << 10));
+    assert_eq!(paused.paused(), Duration::from_millis(800));
 }
 
 #[test]

@@ -241,6 +241,14 @@ fn directories_have_their_own_limits() {
     moved((&nginx, b"log"), (root, b"log")).unwrap();
     moved((root, b"big"), (&nginx, b"big")).unwrap();
     assert_eq!(caged.report().dirs[0].used, 8_192 + own);
+    // Nor does a big file come in by an exchange with a small one, from either side.
+    world.file(b"huge", &[1; 60_000]);
+    let exchanged = |from: (&Node, &[u8]), to: (&Node, &[u8])| {
+        world.layer.rename(&world.caller, from.0, name(from.1), to.0, name(to.1), RenameFlags(RenameFlags::EXCHANGE))
+    };
+    assert_eq!(exchanged((&nginx, b"big"), (root, b"huge")), Err(Errno::ENOSPC));
+    assert_eq!(exchanged((root, b"huge"), (&nginx, b"big")), Err(Errno::ENOSPC));
+    assert_eq!((caged.report().dirs[0].used, caged.used()), (8_192 + own, caged.stored().0));
     world.directory(b"sub");
     assert_eq!(moved((root, b"sub"), (&nginx, b"sub")), Err(Errno::EXDEV));
     assert_eq!(moved((root, b"nginx"), (root, b"other")), Err(Errno::EBUSY));
@@ -318,6 +326,13 @@ fn ioctls_that_could_allocate_are_not_passed_on() {
     let (_, file) = world.file(b"a", b"");
     for command in [0x4004_9409_u32, 0x4020_940d, 0xc018_9436, 0x4030_582a] {
         assert_eq!(file.ioctl(Ioctl { command, argument: 0, input: &[0; 64] }, &mut []).err(), Some(Errno::ENOTTY));
+    }
+    // Size of extents in a struct fsxattr: XFS allocates as much for a single block.
+    for (at, value) in [(0, 0x800_u32), (0, 0x1000), (4, 1 << 30), (0, 0x1_0000), (16, 1 << 30)] {
+        let mut input = [0; 28];
+        input[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        let set = Ioctl { command: Ioctl::SET_EXTENDED, argument: 0, input: &input };
+        assert_eq!(file.ioctl(set, &mut []).err(), Some(Errno::EPERM), "{value:#x} at {at}");
     }
     let flags = file.ioctl(Ioctl { command: Ioctl::GET_FLAGS, argument: 0, input: &[] }, &mut [0; 8]);
     assert!(flags.is_ok(), "{flags:?}");

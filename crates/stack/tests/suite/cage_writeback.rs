@@ -9,7 +9,7 @@ use nacre_layers::context::Context;
 use nacre_stack::{self as stack, spec::StackSpec};
 use nacre_testkit::World;
 use nacre_testkit::name;
-use nacre_vfs::{Errno, LockOwner, OpenFlags, Opened, Result, WriteAhead, WriteOrigin, WritebackHost};
+use nacre_vfs::{Errno, LockOwner, OpenFlags, Opened, RenameFlags, Result, WriteAhead, WriteOrigin, WritebackHost};
 use std::{
     collections::VecDeque,
     sync::{
@@ -309,12 +309,20 @@ fn only_plain_appends_are_collected() {
     let sub = world.directory(b"sub");
     let (inside, _) = world.file_in(&sub, b"b", b"");
     assert!(!world.open(&inside.node, APPEND).writeback_lease().unwrap().begin());
+    // Nor does a file come there whose appends may be on their way.
+    let moved = world.layer.rename(&world.caller, &world.root, name(b"a"), &sub, name(b"a"), RenameFlags::default());
+    assert_eq!(moved, Err(Errno::EXDEV));
     if world.is_root() {
-        world.change(&entry.node, nacre_vfs::SetAttr { uid: Some(4711), ..nacre_vfs::SetAttr::default() });
-        assert!(!world.open(&entry.node, APPEND).writeback_lease().unwrap().begin());
+        let given = nacre_vfs::SetAttr { uid: Some(4711), ..nacre_vfs::SetAttr::default() };
+        assert_eq!(world.layer.setattr(&world.caller, &entry.node, None, &given).err(), Some(Errno::EBUSY));
+        let (theirs, _) = world.file(b"theirs", b"");
+        world.change(&theirs.node, given);
+        assert!(!world.open(&theirs.node, APPEND).writeback_lease().unwrap().begin());
     }
     drop(collected);
     assert_eq!(cage.report().collected_files, 0);
+    let moved = world.layer.rename(&world.caller, &world.root, name(b"a"), &sub, name(b"a"), RenameFlags::default());
+    assert_eq!(moved, Ok(()));
 }
 
 #[test]

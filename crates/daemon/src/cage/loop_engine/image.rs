@@ -24,7 +24,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io,
     os::{
-        fd::AsFd,
+        fd::{AsFd, AsRawFd},
         unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
@@ -105,20 +105,26 @@ impl Image {
             );
         }
         set_aside(&new, bytes, sparse)?;
-        programs::make(fstype, &new.name, bytes, inodes)?;
+        programs::make(fstype, &path_for_programs(&new.file), bytes, inodes)?;
         // Blocks that mkfs discarded are allocated again.
         set_aside(&new, bytes, sparse)?;
         new.take_place(path, fstype, RenameFlags::NOREPLACE)
     }
 
-    /// Replaces the image atomically by a new file that `fill` makes from this one.
+    /// A path of the open image for other programs, whatever has its name meanwhile.
+    pub fn path_for_programs(&self) -> PathBuf {
+        path_for_programs(&self.file)
+    }
+
+    /// Replaces the image atomically by a new file that `fill` makes from this one; it gets a path that leads to the
+    /// new file, whatever has its name meanwhile.
     ///
     /// # Errors
     /// Errors of `fill` or of the system: this image is unchanged then, and nothing else stays behind.
     pub fn replaced(&self, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<Image, Failure> {
         let new = Unready::new(&self.path)?;
         no_copies(&new.file, &mut |_| ());
-        fill(&new.name)?;
+        fill(&path_for_programs(&new.file))?;
         new.take_place(&self.path, self.fstype, RenameFlags::empty())
     }
 
@@ -238,6 +244,10 @@ impl Unready {
         let finish = || -> io::Result<()> {
             self.file.sync_all()?;
             rustix::fs::renameat_with(rustix::fs::CWD, &self.name, rustix::fs::CWD, image, flags)?;
+            let (named, own) = (fs::symlink_metadata(image)?, self.file.metadata()?);
+            if (named.dev(), named.ino()) != (own.dev(), own.ino()) {
+                return Err(io::Error::other("another process has put another file in its place"));
+            }
             image.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
         };
         finish().map_err(|error| Failure::io("cannot make the image", path_text(image), &error))?;
@@ -324,13 +334,19 @@ fn no_copies(file: &File, tell: Tell<'_>) {
 /// Opens without the page cache where the file system below can.
 fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or_default();
-    let direct = options.custom_flags(flag(OFlags::NOFOLLOW | OFlags::DIRECT)).open(path);
+    let file = options.custom_flags(flag(OFlags::NOFOLLOW)).open(path)?;
+    // The same file again: a name may lead to another one by now.
+    let direct = OpenOptions::new().read(true).write(true).custom_flags(flag(OFlags::DIRECT)).open(proc_path(file.as_fd()));
     match direct {
-        Err(error) if error.raw_os_error() == Some(22) => {
-            options.create_new(false).custom_flags(flag(OFlags::NOFOLLOW)).open(path)
-        }
+        Err(error) if error.raw_os_error() == Some(22) => Ok(file),
         other => other,
     }
+}
+
+/// A path by which a program that this process starts reaches an open file. Its name may lead to another file by then:
+/// others may be able to write to the directory.
+fn path_for_programs(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
 }
 
 /// Refuses a file whose content the kernel cannot trust.
@@ -427,6 +443,21 @@ mod tests {
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
         fs::create_dir(unready_name(&path)).unwrap();
         assert!(clear(&path).unwrap_err().what.contains("in the way"));
+    }
+
+    #[test]
+    fn a_file_put_in_the_place_of_a_new_image_is_not_touched() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (path, victim) = (scratch.path().join("image"), scratch.path().join("victim"));
+        fs::write(&victim, vec![7; 1 << 20]).unwrap();
+        let image = Image::make(&path, FileSystem::Ext4, 16 << 20, None, true, &mut |_| ()).unwrap();
+        let failure = image.replaced(|new| {
+            fs::remove_file(unready_name(&path)).unwrap();
+            symlink(&victim, unready_name(&path)).unwrap();
+            fs::write(new, "new").map_err(|error| Failure::io("cannot write", "the new image", &error))
+        });
+        assert!(failure.unwrap_err().what.contains("another file in its place"));
+        assert_eq!(fs::read(&victim).unwrap(), vec![7; 1 << 20]);
     }
 
     #[test]

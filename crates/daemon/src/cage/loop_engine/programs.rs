@@ -150,12 +150,12 @@ pub fn least(kind: FileSystem) -> (u64, &'static str) {
     }
 }
 
-/// Checks the file system of an unmounted image and repairs what e2fsck repairs without asking (`-p`).
+/// Checks the file system on a copy of an unmounted image and repairs what e2fsck repairs without asking (`-p`).
 ///
 /// # Errors
 /// Damage that needs a decision.
-pub fn check_ext4(image: &Path) -> Result<(), Failure> {
-    let checked = run(E2FSCK, &[OsStr::new("-f"), OsStr::new("-p"), image.as_os_str()], 1);
+pub fn check_ext4(copy: &Path, image: &Path) -> Result<(), Failure> {
+    let checked = run(E2FSCK, &[OsStr::new("-f"), OsStr::new("-p"), copy.as_os_str()], 1);
     checked.map(drop).map_err(|failure| failure.next(format!("`e2fsck -f {}` asks what to do", path_text(image))))
 }
 

@@ -178,19 +178,20 @@ fn while_unmounted(image: &Image, sparse: bool, place: &Path, bytes: u64) -> Res
 
 /// Replaces the image by a resized copy.
 fn resized_copy(image: &Image, bytes: u64) -> Result<Image, Failure> {
+    let source = image.path_for_programs();
     image.replaced(|copy| {
-        let words = [OsStr::new("-r"), OsStr::new("-a"), image.path.as_os_str(), copy.as_os_str()];
+        let words = [OsStr::new("-r"), OsStr::new("-a"), source.as_os_str(), copy.as_os_str()];
         let copied = programs::run(E2IMAGE, &words, 0);
         copied.map_err(|failure| {
             failure.next("meanwhile, the host needs room for a copy of what is in the cage; nothing has changed")
         })?;
-        programs::check_ext4(copy)?;
+        programs::check_ext4(copy, &image.path)?;
         let size = OsString::from(format!("{}K", bytes / 1024));
         let resized = programs::run(RESIZE2FS, &[copy.as_os_str(), &size], 0);
         resized.map_err(|failure| failure.next("what is in the cage has to fit; nothing has changed"))?;
         // resize2fs may leave bytes after the end of the file system.
         let cut = File::options().write(true).open(copy).and_then(|file| file.set_len(bytes));
-        cut.map_err(|error| Failure::io("cannot give its size to", path_text(copy), &error))
+        cut.map_err(|error| Failure::io("cannot give its size to the copy of", path_text(&image.path), &error))
     })
 }
 
