@@ -2,8 +2,8 @@
 //! notifications.
 //!
 //! Started by `mount.rs`; fed by the layer's watcher and by `Mount::invalidate_everything`. Rules:
-//! * notifications come from this thread alone, never from one that serves requests: the kernel takes the directory's
-//!   lock for them, which the process whose request is being served may hold;
+//! * notifications come from this thread and those of `notices.rs`, never from one that serves requests: the kernel
+//!   takes the directory's lock for them, which the process whose request is being served may hold;
 //! * "not known" (ENOENT) is a normal answer;
 //! * a name that does not exist needs one notification: lookups and listings hold the directory's lock until their
 //!   reply has been processed. Attributes, content, listings, and dentries that the kernel only has to revalidate are
@@ -54,6 +54,9 @@ pub(crate) trait CacheControl: Send + 'static {
     fn entry(&self, parent: u64, name: &[u8]) -> bool;
     /// Drops the dentry of a name, even if the file exists.
     fn forget(&self, parent: u64, name: &[u8]);
+    /// Waits until all invalidations before this call have been delivered, except those that wait for a lock which a
+    /// user keeps. Returns when it has to be called again, even without other invalidations.
+    fn finish(&self) -> Option<Instant>;
     /// Invalidates all names.
     fn all_entries(&self);
     /// Invalidates all names a second time, if that has to be done one by one.
@@ -239,9 +242,10 @@ struct Repeat<M> {
 pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &InvalidationState) {
     let mut repeats: VecDeque<Repeat<C::Moment>> = VecDeque::new();
     let mut collected: Option<Instant> = None;
+    let mut again: Option<Instant> = None;
     let mut resting = Resting::default();
     loop {
-        let first = match next(changes, &repeats, collected) {
+        let first = match next(changes, &repeats, [collected, again]) {
             Ok(change) => Some(change),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -255,6 +259,7 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
         if let Some(first) = first {
             let batch = collect(first, changes);
             let names = deliver(&batch, control, shared);
+            control.finish();
             for waiting in std::iter::from_fn(|| shared.marks.lock().pop_front()).take(batch.marks) {
                 // The waiter may have timed out.
                 let _ = waiting.try_send(());
@@ -264,6 +269,7 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
         }
         repeat_due(&mut repeats, control, shared);
         collected = written(collected, control, shared);
+        again = control.finish();
     }
 }
 
@@ -289,12 +295,12 @@ fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Invalidat
 fn next<M>(
     changes: &Receiver<Invalidation>,
     repeats: &VecDeque<Repeat<M>>,
-    collected: Option<Instant>,
+    others: [Option<Instant>; 2],
 ) -> Result<Invalidation, RecvTimeoutError> {
     let now = Instant::now();
     // Requests that are still in flight are polled at this interval.
     let repeat = repeats.front().map(|repeat| repeat.due.unwrap_or(now + DIGESTION));
-    match repeat.into_iter().chain(collected).min() {
+    match repeat.into_iter().chain(others.into_iter().flatten()).min() {
         None => changes.recv().map_err(|_| RecvTimeoutError::Disconnected),
         Some(due) => changes.recv_timeout(due.saturating_duration_since(now)),
     }

@@ -31,6 +31,9 @@ impl CacheControl for Recorder {
     fn forget(&self, parent: u64, name: &[u8]) {
         self.note(format!("forget {parent} {}", name.escape_ascii()));
     }
+    fn finish(&self) -> Option<Instant> {
+        None
+    }
     fn all_entries(&self) {
         self.note("all".to_owned());
     }

@@ -26,6 +26,7 @@ mod kernel_side;
 mod mapped;
 mod mount;
 mod negotiate;
+mod notices;
 mod open_files;
 mod open_tables;
 mod ops;

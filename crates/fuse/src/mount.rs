@@ -1,12 +1,14 @@
 //! A mount: created from a layer and options, queried for its status, ended.
 //!
 //! Called by the command line and by tests. Invariants: the layer's watch is on before the first request; the
-//! invalidation thread is the only one that sends notifications, and ends with the mount.
+//! invalidation thread ends with the mount; notifications that wait for locks are sent by the threads of `notices.rs`
+//! alone.
 
 use crate::{
     door::Door,
     invalidate::{self, CacheControl, InvalidationCounts},
     negotiate,
+    notices::{Notice, NoticeQueue, NoticeSink},
     options::{FuseOptions, TransportChoice},
     passthrough::BackingFiles,
     self_io::{
@@ -33,7 +35,7 @@ use std::{
         mpsc,
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Maximum number of files kept open after their last close, whatever the limit of descriptors.
@@ -130,8 +132,12 @@ impl Mount {
         }
         door.writeback.start(device, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
+        let sink = KernelSink { notifier: session.notifier(), door: Arc::clone(&door) };
+        let notices = NoticeQueue::start(Box::new(sink.clone())).map_err(MountError::Thread)?;
+        let notices = Arc::new(notices);
         let caches = KernelCaches {
-            notifier: session.notifier(),
+            sink,
+            notices: Arc::clone(&notices),
             session: session.observer(),
             door: Arc::clone(&door),
             one_by_one: AtomicBool::new(false),
@@ -149,7 +155,7 @@ impl Mount {
             mount.thread("nacre-doubts", move || doubts::run(&doubted, &door, &session, &notifier))?;
         }
         if mount.door.options.notify_watchers {
-            mount.start_inotify_replay()?;
+            mount.start_inotify_replay(notices)?;
         }
         mount.raise_read_ahead();
         mount.survive(last_backing)?;
@@ -181,15 +187,16 @@ impl Mount {
         })
     }
 
-    fn start_inotify_replay(&mut self) -> Result<(), MountError> {
+    fn start_inotify_replay(&mut self, notices: Arc<NoticeQueue>) -> Result<(), MountError> {
         let device = self.device().map_err(MountError::Session)?;
         let events = self.door.self_io.inotify_replay.open();
         let door = Arc::clone(&self.door);
-        let notifier = self.session.notifier();
         self.thread("nacre-inotify", move || {
-            // "Not known" (ENOENT) is fine.
-            let forget =
-                |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
+            let forget = |parent, name: &[u8]| {
+                notices.push(Notice::Entry { parent, name: name.into(), expire: door.leads_somewhere(parent, name) });
+                // Names that are due come with the next change at the latest.
+                let _ = notices.finish();
+            };
             inotify_replay::run(&events, &door, device, &forget);
         })
     }
@@ -595,9 +602,56 @@ pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
     SessionOptions { transport, threads: options.threads, resident, one_device, ..SessionOptions::default() }
 }
 
+/// Channel for notifications to the kernel, with its errors handled.
+#[derive(Clone)]
+struct KernelSink {
+    notifier: Notifier,
+    door: Arc<Door>,
+}
+
+impl KernelSink {
+    /// Sends a notification, during which the kernel may wait for a process that waits for a reply of ours.
+    fn told(&self, what: &'static str, tell: impl FnOnce(&Notifier) -> io::Result<()>) {
+        let tell = || tell(&self.notifier);
+        match if self.door.survives.is_some() { worker::waiting(tell) } else { tell() } {
+            Ok(()) => {}
+            // ENOENT: not cached, which is normal. ENOTCONN: the mount has just ended.
+            Err(error)
+                if error
+                    .raw_os_error()
+                    .is_some_and(|number| number == Errno::ENOENT.raw() || number == Errno::ENOTCONN.raw()) => {}
+            Err(error) => tracing::debug!(%error, what, "a notification was refused"),
+        }
+    }
+}
+
+impl NoticeSink for KernelSink {
+    fn send(&self, notice: &Notice) {
+        match notice {
+            Notice::Content { nodeid } => self.told("inode", |notifier| notifier.inval_inode(*nodeid, 0, 0)),
+            Notice::Entry { parent, name, expire } => {
+                self.told("entry", |notifier| notifier.inval_entry(*parent, name, *expire));
+            }
+        }
+    }
+
+    fn attributes(&self, nodeid: u64) {
+        self.told("inode", |notifier| notifier.inval_inode(nodeid, -1, 0));
+    }
+
+    fn all_names(&self) -> bool {
+        let possible = self.door.kernel.times().epoch && !self.door.kernel.carries_mounts();
+        if possible {
+            self.told("epoch", Notifier::inc_epoch);
+        }
+        possible
+    }
+}
+
 /// The kernel's caches of one mount.
 struct KernelCaches {
-    notifier: Notifier,
+    sink: KernelSink,
+    notices: Arc<NoticeQueue>,
     session: Observer,
     door: Arc<Door>,
     /// All names were last invalidated one by one.
@@ -646,7 +700,7 @@ impl KernelCaches {
             let mut parts = path.rsplitn(2, |byte| *byte == b'/');
             let (name, above) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
             if let Some(parent) = directories.get(above).filter(|_| !name.is_empty()) {
-                self.told("entry", |notifier| notifier.inval_entry(*parent, name, true));
+                self.notices.push(Notice::Entry { parent: *parent, name: name.into(), expire: true });
             }
         }
     }
@@ -661,21 +715,9 @@ impl KernelCaches {
             if page.names.is_empty() {
                 return;
             }
-            page.names.iter().for_each(|name| self.told("entry", |notifier| notifier.inval_entry(nodeid, name, true)));
-        }
-    }
-
-    /// Sends a notification, during which the kernel may wait for a process that waits for a reply of ours.
-    fn told(&self, what: &'static str, tell: impl FnOnce(&Notifier) -> io::Result<()>) {
-        let tell = || tell(&self.notifier);
-        match if self.door.survives.is_some() { worker::waiting(tell) } else { tell() } {
-            Ok(()) => {}
-            // ENOENT: not cached, which is normal. ENOTCONN: the mount has just ended.
-            Err(error)
-                if error
-                    .raw_os_error()
-                    .is_some_and(|number| number == Errno::ENOENT.raw() || number == Errno::ENOTCONN.raw()) => {}
-            Err(error) => tracing::debug!(%error, what, "a notification was refused"),
+            for name in page.names.drain(..) {
+                self.notices.push(Notice::Entry { parent: nodeid, name, expire: true });
+            }
         }
     }
 }
@@ -700,7 +742,11 @@ impl CacheControl for KernelCaches {
         let writeback = self.door.writeback.on() && self.door.inodes.is_file(nodeid);
         // For pages in write-back the notification would wait, with the device open: a daemon that is killed then
         // would hang.
-        self.told("inode", |notifier| notifier.inval_inode(nodeid, if pages && !writeback { 0 } else { -1 }, 0));
+        if pages && !writeback {
+            self.notices.push(Notice::Content { nodeid });
+        } else {
+            self.sink.attributes(nodeid);
+        }
         if writeback {
             // Pages with cached writes go with the last close.
             if !self.door.writeback.miss(nodeid)
@@ -716,12 +762,16 @@ impl CacheControl for KernelCaches {
 
     fn entry(&self, parent: u64, name: &[u8]) -> bool {
         let there = self.door.leads_somewhere(parent, name);
-        self.told("entry", |notifier| notifier.inval_entry(parent, name, there));
+        self.notices.push(Notice::Entry { parent, name: name.into(), expire: there });
         there
     }
 
     fn forget(&self, parent: u64, name: &[u8]) {
-        self.told("entry", |notifier| notifier.inval_entry(parent, name, false));
+        self.notices.push(Notice::Entry { parent, name: name.into(), expire: false });
+    }
+
+    fn finish(&self) -> Option<Instant> {
+        self.notices.finish()
     }
 
     fn all_entries(&self) {
@@ -730,7 +780,7 @@ impl CacheControl for KernelCaches {
         if one_by_one {
             self.expire_all();
         } else {
-            self.told("epoch", Notifier::inc_epoch);
+            self.sink.told("epoch", Notifier::inc_epoch);
         }
     }
 

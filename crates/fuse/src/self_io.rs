@@ -9,7 +9,7 @@
 //! their requests again.
 //!
 //! This file has the threads; their work is below: files' sizes and times (`attr_refresh.rs`, by `attr_setter.rs`,
-//! from `times.rs`), writing dirty pages back (`flush.rs`, `flush_timer.rs`), dropping pages (`page_dropper.rs`),
+//! from `times.rs`), writing dirty pages back (`flush.rs`, `flush_threads.rs`, `flush_timer.rs`), dropping pages (`page_dropper.rs`),
 //! events for watchers (`inotify_replay.rs`), replaced files after a rollback (`replacing.rs`, `gate.rs`);
 //! `own_mount.rs` finds the mount and its files; `waits.rs` reports requests that stay unanswered. Invariant: an
 //! operation that needs an inode's lock never waits behind another one: each has a thread of its own, except for the
@@ -18,6 +18,7 @@
 pub(crate) mod attr_refresh;
 mod attr_setter;
 pub(crate) mod flush;
+pub(crate) mod flush_threads;
 mod flush_timer;
 pub(crate) mod gate;
 pub(crate) mod inotify_replay;

@@ -29,6 +29,7 @@ use crate::{
     options::FuseOptions,
     self_io::{
         SelfIo,
+        flush_threads::FlushThreads,
         own_mount::{self, InodeKey, MountPlace},
     },
 };
@@ -93,9 +94,12 @@ pub(crate) struct Writeback {
     pub self_io: Arc<SelfIo>,
     /// Held while all dirty data is written back.
     pub flushing: Mutex<()>,
+    /// Threads that write single files back.
+    pub flush_threads: Arc<FlushThreads>,
     /// Data that arrived too early for files that can only be appended to, by node id and offset. Held while such a
     /// file is appended to.
     pub early: Mutex<HashMap<u64, BTreeMap<u64, Vec<u8>>>>,
+    arrivals: AtomicU64,
     announced: AtomicU64,
     refused: AtomicU64,
     recalls: AtomicU64,
@@ -133,7 +137,9 @@ impl Writeback {
             dirty_limit: dirty_limit::KnownLimit::default(),
             self_io: Arc::clone(self_io),
             flushing: Mutex::new(()),
+            flush_threads: Arc::default(),
             early: Mutex::default(),
+            arrivals: AtomicU64::new(0),
             announced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             recalls: AtomicU64::new(0),
@@ -290,9 +296,15 @@ impl Writeback {
     /// Notes the arrival of a file's cached data: where it should have been reserved, the kernel's attributes are
     /// invalidated once more.
     pub fn arrived(&self, nodeid: u64) {
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
         if self.is_patient() && self.announces(nodeid) {
             self.ask_before_writes(nodeid);
         }
+    }
+
+    /// Number of cached writes that have arrived, of all files.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Relaxed)
     }
 
     /// Expires a file's attributes, so that the kernel asks for them before the next write.

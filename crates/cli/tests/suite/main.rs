@@ -21,6 +21,7 @@ mod file_flags;
 mod files;
 mod fs;
 mod handles;
+mod held_locks;
 mod hostile;
 mod libzfs;
 mod mapped;

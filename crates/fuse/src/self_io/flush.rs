@@ -4,32 +4,35 @@
 //! Files are reached by threads of their own (`self_io.rs`), by name where that is known, else by handle
 //! (`own_mount.rs`). They are not opened, which inotify watchers would see: the kernel writes everything back before
 //! it requests a change of a file's times, and the front end refuses that request. The kernel takes the inode's lock
-//! for it, as for fsync(2), and so also waits for a write(2) in progress. Only for lseek(2) the file is opened; the
-//! front end answers these OPENs itself. syncfs(2) would not do: most kernels do not wait for FUSE there (6.17 does;
+//! for it, as for fsync(2), and so also waits for a write(2) in progress; but a user can keep that from returning
+//! (`flush_threads.rs`). Such a file, and one for lseek(2), is opened and flushed without the lock; the front end
+//! answers these OPENs itself. syncfs(2) would not do: most kernels do not wait for FUSE there (6.17 does;
 //! docs/decisions/own-mount-locks.md).
 //!
 //! Invariant: before Linux 6.18 no file is opened for reading here, as close(2) would wait for the inode's lock,
-//! which the served caller may hold (docs/decisions/own-mount-locks.md): lseek(2) gets the kernel's length instead,
-//! and the flush of a file that stays locked ends with EBUSY.
+//! which the served caller may hold (docs/decisions/own-mount-locks.md): lseek(2) gets the kernel's length instead, a
+//! file that stays locked by a writer is flushed by an invalidation, and one that stays locked by a served caller is
+//! EBUSY.
 
 use super::{
     Role,
+    flush_threads::{FilesByNode, Wait},
     own_mount::{Entered, InodeKey, MountPlace, Names, number},
     waits::during,
 };
 use crate::inodes::ROOT;
 use crate::writeback::Writeback;
 use fusewire::{
-    Op, Reply, Request,
+    Notifier, Op, Reply, Request,
     abi::{self, fattr, fopen},
 };
 use nacre_vfs::{Errno, Result};
 use rustix::fs::{AtFlags, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno as SysErrno;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// File handle of these opens; the table returns smaller ones.
@@ -41,34 +44,25 @@ pub(super) const PAUSE: Duration = Duration::from_millis(20);
 /// Maximum time to wait for the attributes of directories.
 const FRESHENING: Duration = Duration::from_secs(1);
 
-/// Number of checks in vain after which a file that stays locked is given up, where the kernel cannot flush it under
-/// the lock: a second.
-const LOOKS_AT_LOCKED: u32 = 200;
-
-/// How long a file is waited for between two checks whether it still has to be waited for.
-const LOOK: Duration = Duration::from_millis(5);
-
 impl Writeback {
     #[expect(clippy::disallowed_methods, reason = "a writer in the kernel tells nobody when he has the lock")]
     pub fn flush_all(&self) -> Result<()> {
         let _one = self.flushing.lock();
-        self.flush_each(&self.place())?;
+        self.flush_cached(&self.place(), Wait::Admitted)?;
         std::thread::sleep(PAUSE);
-        self.flush_each(&self.place())
+        self.flush_cached(&self.place(), Wait::Admitted)
     }
 
     /// Writes back all that is dirty at this moment. Later writes may remain dirty.
     pub fn flush_once(&self, names: Names) -> Result<()> {
         let names = self.freshened(names);
         let _one = self.flushing.lock();
-        self.flush_each(&MountPlace { names, ..self.place() })
+        self.flush_cached(&MountPlace { names, ..self.place() }, Wait::Returned)
     }
 
-    fn flush_each(&self, place: &MountPlace) -> Result<()> {
-        if self.is_unopened() {
-            return self.flush_unopened(self.keys(), place);
-        }
-        self.flush_these(self.keys(), &|inode| self.caches_writes(inode.nodeid), place)
+    fn flush_cached(&self, place: &MountPlace, wait: Wait) -> Result<()> {
+        let leave_out = |files: &mut FilesByNode| files.retain(|nodeid, _| self.caches_writes(*nodeid));
+        self.flush_files(self.keys(), place, wait, &leave_out)
     }
 
     /// Writes back the dirty pages of files that are open for writing, as long as `open` contains them: data stored
@@ -77,10 +71,65 @@ impl Writeback {
         let names = self.freshened(names);
         let _one = self.flushing.lock();
         let place = MountPlace { names, ..self.place() };
-        if self.is_unopened() {
-            return self.flush_unopened(open().into_iter().collect(), &place);
+        let leave_out = |files: &mut FilesByNode| {
+            let open = open();
+            files.retain(|_, inode| open.contains(inode));
+        };
+        self.flush_files(open().into_iter().collect(), &place, Wait::Returned, &leave_out)
+    }
+
+    /// Writes back all of these files, even if one fails: after a write(2) in progress, or without the inode's lock
+    /// where that is not released. `leave_out` removes those that were closed meanwhile, as that writes everything
+    /// back.
+    fn flush_files(
+        &self,
+        files: Vec<InodeKey>,
+        place: &MountPlace,
+        wait: Wait,
+        leave_out: &dyn Fn(&mut FilesByNode),
+    ) -> Result<()> {
+        // Files that the kernel opens itself are never seen to be closed.
+        let opened = |files: &mut FilesByNode| {
+            if !self.is_unopened() {
+                leave_out(files);
+            }
+        };
+        let flushed = self.flush_by_threads(files, place, wait, &opened)?;
+        if flushed.unmounted {
+            if !self.is_unopened() {
+                return Err(Errno::ESTALE);
+            }
+            self.flush_unseen();
+            return Ok(());
         }
-        self.flush_these(open(), &|inode| open().contains(&inode), &place)
+        flushed.blocked.into_iter().map(|inode| self.flush_locked(inode)).fold(flushed.outcome, Result::and)
+    }
+
+    /// Writes back a file whose inode's lock is not released. What a write(2) in progress adds remains dirty: it has
+    /// not returned.
+    fn flush_locked(&self, inode: InodeKey) -> Result<()> {
+        if self.flush_for_seek {
+            return self.flush_key(inode);
+        }
+        if self.locked.has(inode.nodeid) {
+            // The served caller may wait for the end of this flush.
+            return Err(Errno::EBUSY);
+        }
+        match self.notifier() {
+            Some(notifier) => self.flush_by_invalidation(&notifier, inode.nodeid),
+            // The session has ended: the kernel has written everything back.
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the kernel write back the dirty pages of a file, and drop them, without its inode's lock. A daemon that
+    /// is killed meanwhile would hang, unless another process takes over.
+    fn flush_by_invalidation(&self, notifier: &Notifier, nodeid: u64) -> Result<()> {
+        match self.tell(|| notifier.inval_inode(nodeid, 0, 0)) {
+            // The kernel does not have it in memory, nor any pages.
+            Err(error) if error.raw_os_error() == Some(Errno::ENOENT.raw()) => Ok(()),
+            told => told.map_err(|error| Errno::from_raw(number(error).raw_os_error())),
+        }
     }
 
     /// Makes these names usable for reaching files: requests their directories' attributes before any lock is taken
@@ -106,103 +155,13 @@ impl Writeback {
         names
     }
 
-    /// Writes back files that the kernel opens without a request, one after the other in one thread.
-    fn flush_unopened(&self, files: Vec<InodeKey>, place: &MountPlace) -> Result<()> {
-        let (mut files, mut all) = (VecDeque::from(files), Ok(()));
-        while !files.is_empty() {
-            let told = self.flush_in_turn(files.iter().copied().collect(), place.clone())?;
-            while let Some(inode) = files.pop_front() {
-                match self.await_passed(inode.nodeid, &told) {
-                    Some(Ok(Err(SysErrno::STALE))) => {
-                        // Another file system, or none, is at its mount point.
-                        self.flush_unseen();
-                        return Ok(());
-                    }
-                    Some(passed) => all = all.and(outcome(passed)),
-                    None => {
-                        // The served caller has the lock, so nobody writes to the file; it may wait for the end of
-                        // this flush. The thread ends when the caller releases the lock.
-                        let flushed = if self.flush_for_seek { self.flush_key(inode) } else { Err(Errno::EBUSY) };
-                        all = all.and(flushed);
-                        break;
-                    }
-                }
-            }
-        }
-        all
-    }
-
-    /// Waits for the result of one file; `None` where a request is being served whose caller has the inode's lock
-    /// and, where the kernel cannot flush under that lock, keeps it for [`LOOKS_AT_LOCKED`].
-    fn await_passed(
-        &self,
-        nodeid: u64,
-        told: &Receiver<Passed>,
-    ) -> Option<std::result::Result<Passed, RecvTimeoutError>> {
-        let patience = if self.flush_for_seek { 0 } else { LOOKS_AT_LOCKED };
-        let mut locked = 0;
-        loop {
-            match told.recv_timeout(LOOK) {
-                Err(RecvTimeoutError::Timeout) if !self.locked.has(nodeid) => locked = 0,
-                Err(RecvTimeoutError::Timeout) if locked >= patience => return None,
-                Err(RecvTimeoutError::Timeout) => locked += 1,
-                passed => return Some(passed),
-            }
-        }
-    }
-
-    /// Starts a thread that writes these files back and sends each result, as long as the receiver lives.
-    fn flush_in_turn(&self, files: Vec<InodeKey>, place: MountPlace) -> Result<Receiver<Passed>> {
-        let (tell, told) = channel();
-        self.self_io.start("nacre-flush", Role::Flush, move || {
-            let mount = match Entered::new(&place.mountpoint, place.device) {
-                Ok(mount) => mount,
-                Err(error) => {
-                    // The receiver may be gone.
-                    let _ = tell.send(Err(error));
-                    return Ok(());
-                }
-            };
-            for inode in files {
-                if tell.send(flush_within(&mount, &place, inode)).is_err() {
-                    break;
-                }
-            }
-            Ok(())
-        })?;
-        Ok(told)
-    }
-
-    /// Writes all of them back, even if one fails.
-    fn flush_these(
-        &self,
-        files: impl IntoIterator<Item = InodeKey>,
-        open: &dyn Fn(InodeKey) -> bool,
-        place: &MountPlace,
-    ) -> Result<()> {
-        files.into_iter().map(|inode| self.flush_one(inode, open, place)).fold(Ok(()), Result::and)
-    }
-
-    fn flush_one(&self, inode: InodeKey, open: &dyn Fn(InodeKey) -> bool, place: &MountPlace) -> Result<()> {
-        let told = self.flush_by_thread(inode, true, place.clone())?;
-        loop {
-            match told.recv_timeout(LOOK) {
-                // Closed meanwhile, which writes everything back. A writer may hold the inode's lock and wait for the
-                // end of this flush: the thread ends when the writer continues.
-                Err(RecvTimeoutError::Timeout) if !open(inode) => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => {}
-                told => return outcome(told),
-            }
-        }
-    }
-
     /// Writes back all dirty pages of a mount that is in no mount tree of ours any more, so that its files cannot be
     /// opened: by invalidations, as the kernel writes pages back before it drops them. A daemon that is killed
     /// meanwhile would hang, unless another process takes over, so this is for these mounts only.
     pub fn flush_unseen(&self) {
         let Some(notifier) = self.notifier() else { return };
         for nodeid in self.nodes() {
-            if let Err(error) = self.tell(|| notifier.inval_inode(nodeid, 0, 0)) {
+            if let Err(error) = self.flush_by_invalidation(&notifier, nodeid) {
                 tracing::warn!(%error, "what was written to a file may not have been passed on by the kernel");
             }
         }
@@ -235,17 +194,15 @@ impl Writeback {
     }
 
     fn flush_key(&self, inode: InodeKey) -> Result<()> {
-        outcome(self.flush_by_thread(inode, false, self.place())?.recv().map_err(|_| RecvTimeoutError::Disconnected))
-    }
-
-    fn flush_by_thread(&self, inode: InodeKey, locking: bool, place: MountPlace) -> Result<Receiver<Passed>> {
         let (tell, told) = channel();
+        let place = self.place();
         self.self_io.start("nacre-flush", Role::Flush, move || {
             // The receiver may be gone.
-            let _ = tell.send(flush_file(&place, inode, locking));
+            let _ = tell.send(flush_unlocked(&place, inode));
             Ok(())
         })?;
-        Ok(told)
+        // Without a result the thread has failed, which it has logged itself.
+        outcome(told.recv().unwrap_or(Err(SysErrno::IO)))
     }
 }
 
@@ -269,11 +226,11 @@ pub(crate) fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> std::resul
     }
 }
 
-type Passed = std::result::Result<(), SysErrno>;
+/// Result of writing one file back.
+pub(super) type Passed = std::result::Result<(), SysErrno>;
 
-/// Without a result the thread has failed, which it has logged itself.
-fn outcome(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
-    told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
+pub(super) fn outcome(passed: Passed) -> Result<()> {
+    passed.map_err(|error| Errno::from_raw(error.raw_os_error()))
 }
 
 /// Writes one file of an entered mount back.
@@ -282,14 +239,10 @@ pub(super) fn flush_within(mount: &Entered, place: &MountPlace, inode: InodeKey)
     passed(inode.nodeid, flushed)
 }
 
-/// Writes one file back: if `locking` like fsync(2), after a write(2) in progress; else without the inode's lock.
-fn flush_file(place: &MountPlace, inode: InodeKey, locking: bool) -> Result<(), SysErrno> {
+/// Writes one file back without its inode's lock, which the caller of lseek(2) or a writer holds.
+fn flush_unlocked(place: &MountPlace, inode: InodeKey) -> Result<(), SysErrno> {
     let mount = Entered::new(&place.mountpoint, place.device)?;
-    if locking {
-        return flush_within(&mount, place, inode);
-    }
-    // The caller of lseek(2) has the inode's lock.
-    let flushed = during("flush for lseek", inode.nodeid, || {
+    let flushed = during("flush without the lock", inode.nodeid, || {
         nacre_sys::writeback::write_and_wait(mount.by_handle(inode, OFlags::RDONLY)?.as_fd()).map_err(number)
     });
     passed(inode.nodeid, flushed)

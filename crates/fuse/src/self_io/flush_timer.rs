@@ -14,7 +14,8 @@
 
 use super::{
     Role,
-    flush::{PAUSE, flush_within},
+    flush::PAUSE,
+    flush_threads::Wait,
     own_mount::{Entered, InodeKey, MountPlace, Names},
     waits::during,
 };
@@ -26,7 +27,7 @@ use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use rustix::{fs::OFlags, io::Errno as SysErrno};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     sync::{
         Arc, Weak,
@@ -104,7 +105,7 @@ impl Writeback {
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
-                changed.retain(|nodeid| !writeback.part_with(*nodeid));
+                writeback.part_with(&mut changed);
                 if !short.is_empty() {
                     let asked = writeback.written.beat().asked;
                     asked.iter().for_each(|nodeid| writeback.ask_before_writes(*nodeid));
@@ -143,21 +144,44 @@ impl Writeback {
 }
 
 impl Writeback {
-    /// Schedules the removal of a file that others have changed, after writing it back; returns whether it is already
-    /// gone from the table.
-    fn part_with(&self, nodeid: u64) -> bool {
-        let Some(uses) = self.written.uses(nodeid) else { return true };
-        self.ask_before_writes(nodeid);
-        let Some(inode) = self.key(nodeid) else { return true };
-        let place = self.place();
-        let passed =
-            Entered::new(&place.mountpoint, place.device).and_then(|mount| flush_within(&mount, &place, inode));
-        if let Err(error) = passed {
-            tracing::debug!(%error, nodeid, "a file that others have changed is not passed on now");
-            return false;
+    /// Schedules the removal of files that others have changed, after writing them back, and leaves those in the set
+    /// that are still in the table.
+    fn part_with(&self, files: &mut BTreeSet<u64>) {
+        let mut flush = Vec::new();
+        let mut used = BTreeMap::new();
+        files.retain(|nodeid| {
+            let Some(uses) = self.written.uses(*nodeid) else { return false };
+            self.ask_before_writes(*nodeid);
+            let Some(inode) = self.key(*nodeid) else { return false };
+            used.insert(*nodeid, uses);
+            flush.push(inode);
+            true
+        });
+        for inode in self.flushed_after_writes(flush, &self.place()) {
+            if let Some(uses) = used.get(&inode.nodeid) {
+                self.self_io.attr_refresh.leave(inode.nodeid, *uses);
+            }
         }
-        self.self_io.attr_refresh.leave(nodeid, uses);
-        false
+    }
+
+    /// Writes files back after their writes in progress; returns those that were clean then. A file whose lock is not
+    /// released stays dirty.
+    fn flushed_after_writes(&self, files: Vec<InodeKey>, place: &MountPlace) -> Vec<InodeKey> {
+        if files.is_empty() {
+            return files;
+        }
+        match self.flush_by_threads(files, place, Wait::Returned, &|_| {}) {
+            Ok(flushed) => {
+                if let Err(error) = flushed.outcome {
+                    tracing::debug!(%error, "a file that is to leave the table is not passed on now");
+                }
+                flushed.clean
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no thread to pass on files that are to leave the table");
+                Vec::new()
+            }
+        }
     }
 }
 
@@ -174,14 +198,14 @@ fn leave(writeback: &Weak<Writeback>, place: &MountPlace, files: Vec<(u64, Uses)
         let mount = Entered::new(&place.mountpoint, place.device)?;
         during("attributes of directories", ROOT, || mount.freshen(&place.names));
     }
+    let Some(writeback) = writeback.upgrade() else { return Ok(()) };
+    // Others were removed by another thread meanwhile.
+    let keys = files.iter().filter_map(|(nodeid, _)| writeback.key(*nodeid)).collect();
+    let clean: BTreeSet<InodeKey> = writeback.flushed_after_writes(keys, place).into_iter().collect();
     for (nodeid, uses) in files {
-        let Some(inode) = writeback.upgrade().map(|writeback| writeback.key(nodeid)) else { break };
-        // It was removed by another thread meanwhile.
-        let Some(inode) = inode else { continue };
-        // Entering a mount keeps it from being unmounted: so only for one file at a time.
-        flush_within(&Entered::new(&place.mountpoint, place.device)?, place, inode)?;
-        let Some(writeback) = writeback.upgrade() else { break };
-        writeback.self_io.attr_refresh.leave(nodeid, uses);
+        if writeback.key(nodeid).is_some_and(|inode| clean.contains(&inode)) {
+            writeback.self_io.attr_refresh.leave(nodeid, uses);
+        }
     }
     Ok(())
 }

@@ -5,8 +5,8 @@
 //!
 //! Fed by `invalidate.rs`, used by `door.rs`, on only with `FuseOptions::notify_watchers`. Events: creation of a name
 //! that appeared, deletion of one that vanished (both for a file moved or replaced), modification, change of
-//! attributes. Needs root: directories are opened by handle. Invariants: events that do not fit in the queue are
-//! dropped, but the caches are invalidated all the same; no descriptor of the mount is held between events, so that
+//! attributes. Needs root: directories are opened by handle. Invariants: events that do not fit in the queue, or
+//! that come while the actor waits for a lock that a user keeps, are dropped, but the caches are invalidated all the same; no descriptor of the mount is held between events, so that
 //! it can be unmounted.
 
 use super::{
@@ -36,12 +36,15 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel},
     },
+    time::Duration,
 };
 
 /// Maximum number of queued events; further events of a burst are dropped.
 const QUEUE: usize = 4096;
+/// Time after which the actor is taken to wait for a lock that a user keeps.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Node id of files that are gone, during their simulated deletion; the inode table returns greater ones.
 const PHANTOM: u64 = 2;
 
@@ -187,17 +190,18 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
         Ok(actor) => actor,
         Err(error) => return tracing::error!(%error, "watchers are told nothing: there can be no thread for it"),
     };
+    let mut actor_waits = false;
     for event in events {
         let task = match &event {
             Event::Name(parent, name) => name_changed(door, *parent, name),
             Event::Attributes(nodeid) => Ok(Some(Task::Touched(*nodeid, false))),
             Event::Content(nodeid) => Ok(Some(Task::Touched(*nodeid, true))),
         };
-        let raised = task.and_then(|task| match task {
-            // Without an actor there is no result either.
-            Some(task) => tasks.send(task).ok().and_then(|()| told.recv().ok()).unwrap_or(Err(SysErrno::IO)),
-            None => Ok(()),
-        });
+        let raised = match task {
+            Ok(Some(task)) => raise(task, &tasks, &told, &mut actor_waits),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
         if let Err(error) = raised {
             tracing::debug!(%error, ?event, "an event for watchers could not be raised");
         }
@@ -205,13 +209,41 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forge
             forget_name(*parent, name);
         }
     }
-    drop(tasks);
+    drop((tasks, told));
+    if actor_waits {
+        // It ends when the lock is released.
+        return;
+    }
     match actor.join() {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             tracing::error!(%error, "watchers were told nothing: the descriptors cannot be left to others")
         }
         Err(_) => tracing::error!("the thread that raises events had panicked"),
+    }
+}
+
+/// Has the actor raise an event. EBUSY, and the event is dropped, while it waits for a lock that a user keeps.
+fn raise(task: Task, tasks: &SyncSender<Task>, told: &Receiver<Acted>, actor_waits: &mut bool) -> Acted {
+    if *actor_waits {
+        match told.try_recv() {
+            Ok(late) => tracing::debug!(?late, "an event for watchers was raised late"),
+            Err(TryRecvError::Empty) => return Err(SysErrno::BUSY),
+            Err(TryRecvError::Disconnected) => return Err(SysErrno::IO),
+        }
+        *actor_waits = false;
+    }
+    // Without an actor there is no result either.
+    if tasks.send(task).is_err() {
+        return Err(SysErrno::IO);
+    }
+    match told.recv_timeout(PATIENCE) {
+        Ok(acted) => acted,
+        Err(RecvTimeoutError::Timeout) => {
+            *actor_waits = true;
+            Err(SysErrno::BUSY)
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(SysErrno::IO),
     }
 }
 

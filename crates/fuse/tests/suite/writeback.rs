@@ -16,7 +16,12 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::Ordering::SeqCst,
+        mpsc::{Sender, channel},
+    },
+    thread::JoinHandle,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -680,6 +685,83 @@ fn readers_see_what_is_held_back_and_do_not_disturb_it() {
         writer.ok("close");
         assert_eq!(fs::read_to_string(mount.below("log")).unwrap(), "begin-end");
     });
+}
+
+/// Appends "before" and then 64 KiB from a file of a mount that does not answer: the kernel reads that with the
+/// inode's lock held.
+const WRITE: &str = "import mmap, os, sys
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+pages = mmap.mmap(os.open(sys.argv[2], os.O_RDWR), 65536)
+os.write(file, b'before')
+print('begins', flush=True)
+os.write(file, pages)";
+
+/// A process whose write(2) does not return before this is dropped.
+struct HeldWrite {
+    writer: Child,
+    release: Option<Sender<()>>,
+    buffer: Option<JoinHandle<()>>,
+}
+
+impl HeldWrite {
+    fn new(path: &Path) -> HeldWrite {
+        let ((release, released), (mounted, place)) = (channel(), channel());
+        let buffer = std::thread::spawn(move || {
+            let mount = Writeback::exclusive(TransportChoice::Device);
+            fs::write(mount.below("buffer"), vec![b'b'; 65536]).unwrap();
+            let hold = mount.room.hold_reads.lock().unwrap();
+            mounted.send(mount.path("buffer")).unwrap();
+            eventually("the write waits for its data", || mount.room.reads.load(SeqCst) > 0);
+            mounted.send(PathBuf::new()).unwrap();
+            // Released by the end of the channel.
+            let _: Result<(), _> = released.recv();
+            drop(hold);
+            eventually("the buffer is closed", || mount.mount.unmount(false).is_ok());
+        });
+        let writer = Command::new("/usr/bin/python3").args(["-c", WRITE]).args([path, &place.recv().unwrap()]).spawn();
+        let held = HeldWrite { writer: writer.expect("python3"), release: Some(release), buffer: Some(buffer) };
+        place.recv().unwrap();
+        held
+    }
+}
+
+impl Drop for HeldWrite {
+    fn drop(&mut self) {
+        self.release.take();
+        let (written, unmounted) = (self.writer.wait(), self.buffer.take().unwrap().join());
+        if !std::thread::panicking() {
+            assert!(written.unwrap().success() && unmounted.is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_write_that_never_returns_keeps_no_flush_from_ending() {
+    if crate::fixture::unusable() {
+        return;
+    }
+    for flush_for_seek in [true, false] {
+        let mount = Writeback::new(TransportChoice::Device, HostCoherence::Exclusive, |options| {
+            options.flush_for_seek &= flush_for_seek;
+        });
+        let held = HeldWrite::new(&mount.path("held"));
+        let mut others = [mount.client("one", 0), mount.client("two", 0)];
+        for round in 1..=2 {
+            for client in &mut others {
+                if round == 1 {
+                    client.ok("append");
+                }
+                client.ok("put 1 10");
+            }
+            mount.mount.flush().unwrap();
+            // What a layer asks for, which also waits for admitted writes.
+            mount.room.door().flush().unwrap();
+            let lengths = ["held", "one", "two"].map(|name| fs::metadata(mount.below(name)).unwrap().len());
+            assert_eq!(lengths, [6, round * 10, round * 10], "what had returned has arrived");
+        }
+        drop(held);
+        assert_eq!(fs::read(mount.below("held")).unwrap().len(), 6 + 65536);
+    }
 }
 
 #[test]
