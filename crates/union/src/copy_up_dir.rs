@@ -83,7 +83,7 @@ impl UnionShared {
             for name in self.names_elsewhere(directory, branch)? {
                 self.bring(directory, Name::new(&name)?, branch, budget)?;
             }
-            let _tree = self.tree.lock.lock();
+            let _tree = self.tree.lock()?;
             let _names = lock_names(&[directory]);
             if directory.is_gone() {
                 return Err(Errno::ENOENT);

@@ -593,7 +593,7 @@ impl UnionShared {
     /// Removes a directory from one branch. Returns false if it has got entries meanwhile.
     fn remove_part(self: &Arc<UnionShared>, directory: &Arc<UnionNode>, part: &Part) -> Result<bool> {
         let leftover = {
-            let _tree = self.tree.lock.lock();
+            let _tree = self.tree.lock()?;
             let place = directory.place().filter(|_| !directory.is_gone()).ok_or(Errno::ENOENT)?;
             let _names = lock_names(&[&place.parent, directory]);
             if !directory.place().is_some_and(|now| now.is(&place.parent, &place.name)) {

@@ -43,7 +43,7 @@ impl UnionShared {
         if let Some(part) = directory.part_on(branch) {
             return Ok(part);
         }
-        let _tree = self.tree.lock.lock();
+        let _tree = self.tree.lock()?;
         self.grow_chain(directory, branch)
     }
 

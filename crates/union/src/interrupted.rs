@@ -88,7 +88,7 @@ impl UnionShared {
     /// Finds out how far a rename got. Parts of a directory that still have the old name are renamed at once.
     fn progress(&self, rename: &InterruptedRename<'_>) -> Result<Progress> {
         let (old, new) = (self.directory(rename.parent)?, self.directory(rename.new_parent)?);
-        let _tree = self.tree.lock.lock();
+        let _tree = self.tree.lock()?;
         let _names = lock_names(&[&old, &new]);
         let (from, to) = (self.named(&old, rename.name)?, self.named(&new, rename.new_name)?);
         let number = |found: &Option<FoundFile>| found.as_ref().map(|found| self.number_of(found)).transpose();

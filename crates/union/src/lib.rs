@@ -101,14 +101,14 @@ use hardlinks::index::HardlinkIndex;
 use identity::Identities;
 use listing::Listings;
 use membership::Membership;
-use nacre_vfs::{AttachedDoor, Caller, Invalidation};
+use nacre_vfs::{AttachedDoor, Caller, Errno, Invalidation, Result};
 use node::{Nodes, UnionNode};
 use options::LiveRules;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use per_name::Names;
 use std::{
     sync::{Arc, OnceLock, atomic::AtomicU64, mpsc::Sender},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tier::Tiering;
 
@@ -141,11 +141,34 @@ pub(crate) struct Notices {
 /// The lock of the directory tree.
 #[derive(Default)]
 pub(crate) struct TreeMoves {
-    /// Held while a directory is moved, removed, or created on one more branch.
-    pub(crate) lock: Mutex<()>,
+    lock: Mutex<()>,
     /// Number of directory moves so far.
     pub(crate) count: AtomicU64,
 }
+
+impl TreeMoves {
+    /// Takes the lock, to be held while a directory is moved, removed, or created on one more branch. Its holder may
+    /// wait for the lock of a file or directory of a branch, which a user can keep for ever
+    /// (docs/decisions/locks-that-users-keep.md); so it is waited for with a limit.
+    ///
+    /// # Errors
+    /// EBUSY after [`TREE_LOCK_WAIT`].
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ()>> {
+        self.lock.try_lock_for(TREE_LOCK_WAIT).ok_or_else(|| {
+            tracing::warn!(
+                "a change of a directory is refused (EBUSY): another one has waited for a lock on a branch for {} s",
+                TREE_LOCK_WAIT.as_secs()
+            );
+            Errno::EBUSY
+        })
+    }
+}
+
+/// Maximum time for which a change of a directory waits for another one.
+#[cfg(not(test))]
+const TREE_LOCK_WAIT: Duration = Duration::from_secs(20);
+#[cfg(test)]
+const TREE_LOCK_WAIT: Duration = Duration::from_millis(50);
 
 /// The state that all operations share; each file adds its operations.
 pub(crate) struct UnionShared {
@@ -175,4 +198,18 @@ pub(crate) struct UnionShared {
 /// Several branches as one tree.
 pub struct Union {
     shared: Arc<UnionShared>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_directories_that_never_ends_has_the_others_refused() {
+        let tree = TreeMoves::default();
+        let held = tree.lock().unwrap();
+        assert_eq!(tree.lock().err(), Some(Errno::EBUSY));
+        drop(held);
+        assert!(tree.lock().is_ok());
+    }
 }

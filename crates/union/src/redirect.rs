@@ -32,7 +32,7 @@ impl UnionShared {
     /// storage.
     pub(crate) fn redirect_directory(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
         self.grow(node, branch)?;
-        let _tree = self.tree.lock.lock();
+        let _tree = self.tree.lock()?;
         if node.is_gone() {
             // It has no path any more.
             return Err(Errno::ENOENT);

@@ -213,7 +213,7 @@ impl UnionShared {
                 self.known(&parent, name, found)?
             };
             let outcome = {
-                let _tree = self.tree.lock.lock();
+                let _tree = self.tree.lock()?;
                 let _names = lock_names(&[&parent, &node]);
                 if node.is_gone() || !node.place().is_some_and(|place| place.is(&parent, name.bytes())) {
                     continue;

@@ -231,7 +231,7 @@ impl UnionShared {
         }
         let is_directory =
             |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
-        let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock.lock());
+        let _tree = if is_directory(&first) || is_directory(&second) { Some(self.tree.lock()?) } else { None };
         let mut locked = vec![from.parent, to.parent];
         let replaced = second.as_ref().filter(|node| node.kind == Kind::Directory && !flags.has(RenameFlags::EXCHANGE));
         // A directory inside the moved one cannot be its parent as well: the check below refuses that.
