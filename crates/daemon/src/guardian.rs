@@ -189,7 +189,8 @@ impl Guardian {
                 Heard::Ended(ended) => return Ok((Some(ended), program)),
                 Heard::Dying if self.memory.has_ended() => {}
                 Heard::Dying => {
-                    let ended = guard.outlasted(worker, &NEED_NO_END)?;
+                    let mut late = |threads: &[String]| self.served.report_threads_left(self.background, threads);
+                    let ended = guard.outlasted(worker, &NEED_NO_END, &mut late)?;
                     return Ok((ended, program));
                 }
                 // A worker whose state cannot be taken over is not killed.
@@ -319,6 +320,25 @@ impl Survivor {
         }
         tell_of_death(&guarded.memory, guarded.guardian);
         Ok(())
+    }
+
+    /// Logs that threads of a killed worker do not end, and that users of its mounts wait for that.
+    fn report_threads_left(&self, background: bool, threads: &[String]) {
+        let report = || {
+            tracing::error!(
+                threads = threads.join(" "),
+                "{} was killed, but these threads do not end: each waits for a lock below that somebody keeps; the next process is made when they have ended",
+                self.whose()
+            );
+        };
+        let logged = match self {
+            Survivor::Mount(mount) => mount.plan().and_then(|plan| log::within_mount(&plan, background, report)),
+            Survivor::Pool(start) => pool::process::within_log(start, report),
+        };
+        if let Err(failure) = logged {
+            // There is no other place for it.
+            eprintln!("{}: {failure}", self.program());
+        }
     }
 
     /// Logs a premature end. There is no other worker from here on, so the log may have threads.

@@ -212,13 +212,26 @@ fn told(plan: &MountPlan) -> LevelFilter {
 /// # Errors
 /// A file that cannot be opened.
 pub fn start(plan: &MountPlan, background: bool) -> Result<(), Failure> {
+    begin(mount_outlets(plan, background)?)
+}
+
+/// Sends the lines of `call` to the log of a mount, in a process that keeps no log.
+///
+/// # Errors
+/// A file that cannot be opened.
+pub fn within_mount(plan: &MountPlan, background: bool, call: impl FnOnce()) -> Result<(), Failure> {
+    dispatcher::with_default(&Dispatch::new(mount_outlets(plan, background)?), call);
+    Ok(())
+}
+
+fn mount_outlets(plan: &MountPlan, background: bool) -> Result<Outlets, Failure> {
     let outlet = outlet(plan.log_target.as_ref(), background, plan.verbosity, of_mount(plan))?;
     let mut outlets = Vec::from_iter(outlet);
     // The process that waits for the mount reads it.
     if background && !outlets.iter().any(|outlet| matches!(outlet.sink, Sink::Stderr)) {
         outlets.push(Outlet::new(told(plan), Sink::Stderr));
     }
-    begin(Outlets(outlets))
+    Ok(Outlets(outlets))
 }
 
 /// Starts the log of a process that owns a pool: to the target of the environment, and warnings and errors to a
@@ -227,11 +240,24 @@ pub fn start(plan: &MountPlan, background: bool) -> Result<(), Failure> {
 /// # Errors
 /// A file that cannot be opened.
 pub fn start_pool(name: &str, path: &Path, goes_on: bool) -> Result<(), Failure> {
+    begin(pool_outlets(name, path, goes_on)?)
+}
+
+/// Sends the lines of `call` to the log of a pool, in a process that keeps no log.
+///
+/// # Errors
+/// A file that cannot be opened.
+pub fn within_pool(name: &str, path: &Path, call: impl FnOnce()) -> Result<(), Failure> {
+    dispatcher::with_default(&Dispatch::new(pool_outlets(name, path, true)?), call);
+    Ok(())
+}
+
+fn pool_outlets(name: &str, path: &Path, goes_on: bool) -> Result<Outlets, Failure> {
     let file = if goes_on { RotatingFile::go_on(path) } else { RotatingFile::start(path) };
     let file = file.map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
     let mut outlets = vec![Outlet::new(LevelFilter::WARN, Sink::Rotating(Mutex::new(file)))];
     outlets.extend(outlet(None, true, None, Subject { kind: "pool", name: name.to_owned() })?);
-    begin(Outlets(outlets))
+    Ok(Outlets(outlets))
 }
 
 /// Starts the logs of a process that serves several mounts.

@@ -32,7 +32,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process, thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How a worker process ended.
@@ -66,6 +66,9 @@ const OF_THREAD: libc::c_uint = libc::O_EXCL as libc::c_uint;
 
 /// Pause between two checks of dying threads, at first and at most.
 const LOOK: [Duration; 2] = [Duration::from_micros(250), Duration::from_millis(50)];
+
+/// Time after which remaining threads of a killed worker are reported.
+const LATE: Duration = Duration::from_secs(10);
 
 /// Supervisor's receiver of signals; they are blocked in this thread from then on.
 #[derive(Debug)]
@@ -153,20 +156,32 @@ impl Guard {
     /// For a killed worker whose main thread is dead: waits until it has ended (and returns how),
     /// or until only threads with these names remain: none of these executes another instruction of
     /// the worker's code, and their system calls may end at any time. They are reaped later by
-    /// [`Self::wait`].
+    /// [`Self::wait`]. If other threads remain for [`LATE`], `late` is called once with their
+    /// names: each of them is in a system call that cannot be interrupted, and its request cannot
+    /// be carried out by the next worker before that has ended.
     ///
     /// # Errors
     /// As `waitpid(2)`.
-    pub fn outlasted(&self, worker: i32, names: &[&str]) -> io::Result<Option<Ended>> {
+    #[expect(clippy::disallowed_methods, reason = "for how long threads remain")]
+    pub fn outlasted(&self, worker: i32, names: &[&str], late: &mut dyn FnMut(&[String])) -> io::Result<Option<Ended>> {
         let [mut pause, longest] = LOOK;
+        let begun = Instant::now();
+        let mut is_reported = false;
         loop {
             if let Some(ended) = self.has_ended(worker)? {
                 return Ok(Some(ended));
             }
             // If the threads cannot be examined, wait for the end of the process.
-            if are_left(worker).is_ok_and(|left| left.iter().all(|name| names.contains(&name.as_str()))) {
-                self.left.set(self.left.get() + 1);
-                return Ok(None);
+            if let Ok(mut left) = are_left(worker) {
+                left.retain(|name| !names.contains(&name.as_str()));
+                if left.is_empty() {
+                    self.left.set(self.left.get() + 1);
+                    return Ok(None);
+                }
+                if !is_reported && begun.elapsed() >= LATE {
+                    late(&left);
+                    is_reported = true;
+                }
             }
             pause_for(pause);
             pause = (pause * 2).min(longest);

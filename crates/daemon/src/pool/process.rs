@@ -512,8 +512,17 @@ fn drop_empty_log(directory: &Path, start: &Start) {
 /// Opens the log: warnings and errors go to a file next to the socket, too. It starts empty with each import, and
 /// is continued after a failover.
 fn log(directory: &Path, start: &Start, goes_on: bool) -> Result<(), Failure> {
-    let path = directory.join(runtime_files::file(&start.name)).with_extension("log");
-    crate::log::start_pool(&printable(start.name.as_bytes()), &path, goes_on)
+    crate::log::start_pool(&printable(start.name.as_bytes()), &log_file(directory, start), goes_on)
+}
+
+/// Sends the lines of `call` to the log of a pool, in its supervisor.
+pub(crate) fn within_log(start: &Start, call: impl FnOnce()) -> Result<(), Failure> {
+    let file = log_file(&runtime::own()?, start);
+    crate::log::within_pool(&printable(start.name.as_bytes()), &file, call)
+}
+
+fn log_file(directory: &Path, start: &Start) -> PathBuf {
+    directory.join(runtime_files::file(&start.name)).with_extension("log")
 }
 
 /// Returns the directory for state that survives a reboot.
