@@ -142,6 +142,8 @@ const SHARDS: usize = 8;
 struct Shard {
     slots: Vec<(u32, Option<Arc<OpenHandle>>)>,
     free: Vec<u32>,
+    /// Reuse counters of new slots begin above this.
+    base: u32,
 }
 
 /// The table of file handles.
@@ -149,7 +151,7 @@ struct Shard {
 pub(crate) struct OpenFiles {
     shards: [Mutex<Shard>; SHARDS],
     count: AtomicUsize,
-    /// Reuse counters begin above this.
+    /// Reuse counters begin above this, and above the shard's own base.
     base: u32,
 }
 
@@ -166,7 +168,8 @@ impl OpenFiles {
         let mut shard = self.shard(number);
         while shard.slots.len() < place as usize {
             let free = shard.slots.len() as u32;
-            shard.slots.push((self.base.wrapping_add(1), None));
+            let reuse = self.first_reuse(&shard);
+            shard.slots.push((reuse, None));
             shard.free.push(free);
         }
         shard.slots.push((reuse, Some(Arc::new(handle))));
@@ -193,7 +196,7 @@ impl OpenFiles {
             return encode(number, place, *reuse);
         }
         let place = shard.slots.len() as u32;
-        let reuse = self.base.wrapping_add(1);
+        let reuse = self.first_reuse(&shard);
         shard.slots.push((reuse, Some(handle)));
         encode(number, place, reuse)
     }
@@ -219,9 +222,10 @@ impl OpenFiles {
         *current = current.checked_add(1).unwrap_or(1);
         shard.free.push(place);
         if shard.free.len() == shard.slots.len() && shard.slots.len() > 1024 {
-            // Everything is closed after a burst: free the memory. Handles are not reused before the kernel gets
-            // them, and it holds none of this shard.
-            *shard = Shard::default();
+            // Everything is closed after a burst: free the memory. The kernel holds no handle of this shard, but the
+            // close of this one is still under way: new handles differ from all before.
+            let highest = shard.slots.iter().map(|(reuse, _)| *reuse).max();
+            *shard = Shard { base: highest.unwrap_or(shard.base), ..Shard::default() };
         }
         self.count.fetch_sub(1, Ordering::Relaxed);
         Some(removed)
@@ -268,6 +272,11 @@ impl OpenFiles {
         }
     }
 
+    /// Reuse counter of a new slot.
+    fn first_reuse(&self, shard: &Shard) -> u32 {
+        self.base.max(shard.base).wrapping_add(1)
+    }
+
     fn shard(&self, number: usize) -> parking_lot::MutexGuard<'_, Shard> {
         // Masked to the number of shards.
         #[allow(clippy::indexing_slicing)]
@@ -281,4 +290,30 @@ fn encode(shard: usize, place: u32, reuse: u32) -> u64 {
 
 fn decode(handle: u64) -> (usize, u32, u32) {
     (handle as usize % SHARDS, handle as u32 >> 3, (handle >> 32) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_layers::mem::Mem;
+    use nacre_vfs::{Caller, Layer, Name};
+
+    #[test]
+    fn no_handle_is_given_out_twice_when_the_memory_of_a_burst_is_freed() {
+        let mem = Mem::default();
+        let root = mem.root().unwrap().node;
+        let name = Name::new(b"file").unwrap();
+        let (_, file) = mem.create(&Caller::ROOT, &root, name, 0o600, OpenFlags::READ_WRITE).unwrap();
+        let files = OpenFiles::default();
+        let open = || files.insert(crate::ops::opens::handle(&Caller::ROOT, 8, OpenFlags::READ, &file));
+        let mut given = BTreeSet::new();
+        for _ in 0..3 {
+            let mut burst: Vec<u64> = (0..1025).map(|_| open()).collect();
+            assert!(burst.iter().all(|fh| given.insert(*fh)), "a handle is given out again");
+            // The first one, which has a slot that was never used before, is closed last.
+            burst.reverse();
+            assert!(burst.into_iter().all(|fh| files.remove(fh).is_some()));
+            assert!(files.shard(0).slots.is_empty());
+        }
+    }
 }
