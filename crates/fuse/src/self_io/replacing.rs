@@ -12,7 +12,10 @@
 
 use super::gate::{DIRECTORY, Replacer, within};
 use crate::{door::Door, failure::Outcome, inodes::Found, mount::Mount, wire};
-use fusewire::{Op, Reply, Request, abi};
+use fusewire::{
+    Op, Reply, Request,
+    abi::{self, fattr},
+};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, NO_GENERATION, Protection, Time};
 use rustix::io::Errno as SysErrno;
 use std::{io, time::Duration};
@@ -156,9 +159,8 @@ impl Door {
             _ => request.header.nodeid,
         };
         let number = self.inodes.number(about);
-        // Where no other thread could serve, the layer itself delays the request, or not.
-        let replaced = fusewire::blocking(|| self.gate.pass(number)).unwrap_or(false);
-        if replaced && !self.inodes.is_directory(about) { Err(Errno::ESTALE.into()) } else { Ok(()) }
+        let passed = fusewire::blocking(|| self.gate.pass(number));
+        if self.inodes.is_directory(about) { Ok(()) } else { after_gate(passed, &request.op) }
     }
 
     /// Answers a request of the rollback's thread, if it is about its lookup directory; false otherwise.
@@ -195,6 +197,24 @@ impl Door {
     }
 }
 
+/// Whether a request about a file goes on, which has `passed` the quiesce lock: whether its file was replaced
+/// meanwhile, or why it could not wait.
+///
+/// # Errors
+/// ESTALE for a replaced file. The error of the wait for a change by node id alone, which could reach the new file; all
+/// other requests are delayed by the layer itself, or meet a file handle that is closed.
+fn after_gate(passed: Result<bool, fusewire::Errno>, op: &Op<'_>) -> Outcome {
+    const BY_NODE: u32 = fattr::SIZE | fattr::MODE | fattr::UID | fattr::GID;
+    match passed {
+        Ok(true) => Err(Errno::ESTALE.into()),
+        Ok(false) => Ok(()),
+        Err(error) => match op {
+            Op::Setattr(change) if change.valid & BY_NODE != 0 => Err(error.into()),
+            _ => Ok(()),
+        },
+    }
+}
+
 /// Attributes of the lookup directory: owned by us, so that no other permission is needed.
 fn hidden() -> Attr {
     let id = FileId { fs: 0, ino: HIDDEN, generation: 0 };
@@ -221,5 +241,26 @@ pub(crate) fn vanished(id: FileId) -> Attr {
         ctime: time,
         btime: None,
         protection: Protection::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_truncation_from_before_a_rollback_reaches_the_new_file() {
+        let setattr = |valid| Op::Setattr(abi::SetattrIn { valid, ..abi::SetattrIn::default() });
+        let getattr = Op::Getattr { fh: None };
+        for op in [setattr(fattr::SIZE), setattr(fattr::MTIME | fattr::CTIME), getattr] {
+            assert_eq!(after_gate(Ok(true), &op), Err(Errno::ESTALE.into()));
+            assert_eq!(after_gate(Ok(false), &op), Ok(()));
+        }
+        // It could not wait.
+        for error in [fusewire::Errno::EINTR, fusewire::Errno::EAGAIN] {
+            assert_eq!(after_gate(Err(error), &setattr(fattr::SIZE | fattr::FH)), Err(error.into()));
+            assert_eq!(after_gate(Err(error), &setattr(fattr::MTIME | fattr::CTIME)), Ok(()));
+            assert_eq!(after_gate(Err(error), &getattr), Ok(()));
+        }
     }
 }
