@@ -18,6 +18,7 @@
 
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
+pub(crate) mod early_appends;
 pub(crate) mod locked_files;
 pub(crate) mod protected_files;
 pub(crate) mod written_files;
@@ -33,6 +34,7 @@ use crate::{
         own_mount::{self, InodeKey, MountPlace},
     },
 };
+use early_appends::EarlyAppends;
 use fusewire::Notifier;
 use locked_files::{Locked, LockedFiles};
 use nacre_sys::worker;
@@ -40,7 +42,7 @@ use nacre_vfs::{Caller, Coherence, Layer, Opened, Result, WritebackHost};
 use parking_lot::{Mutex, RwLock};
 use protected_files::ProtectedFiles;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock, Weak,
@@ -96,9 +98,9 @@ pub(crate) struct Writeback {
     pub flushing: Mutex<()>,
     /// Threads that write single files back.
     pub flush_threads: Arc<FlushThreads>,
-    /// Data that arrived too early for files that can only be appended to, by node id and offset. Held while such a
-    /// file is appended to.
-    pub early: Mutex<HashMap<u64, BTreeMap<u64, Vec<u8>>>>,
+    /// Data that arrived too early for files that can only be appended to, by node id. Held while such a file is
+    /// appended to.
+    pub early: Mutex<HashMap<u64, EarlyAppends>>,
     arrivals: AtomicU64,
     announced: AtomicU64,
     refused: AtomicU64,

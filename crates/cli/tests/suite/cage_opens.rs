@@ -19,8 +19,9 @@ use std::{
     ffi::OsStr,
     fs::{self, File, OpenOptions},
     io::{Read, Seek, Write},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::Path,
+    process::Command,
 };
 
 const ENOSPC: i32 = 28;
@@ -229,6 +230,29 @@ fn what_is_removed_is_free_at_once() {
         drop(file);
         fs::remove_file(path).unwrap();
     }
+}
+
+/// The kernel reads the beginning of a short program past its end, for which it asks as for a write.
+#[test]
+fn programs_are_executed_where_nothing_can_be_written() {
+    needs!(as_root());
+    let mut fixture = Fixture::bare();
+    for name in ["known", "protected"] {
+        fs::write(fixture.below(name), "#!/bin/sh\nexit 7\n").unwrap();
+        fs::set_permissions(fixture.below(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    sh(&fixture.source, "chattr +i protected");
+    fixture.start_cage(&[ROOMY]);
+    assert_eq!(opens(&fixture), None);
+    let executed = |name: &str| Command::new(fixture.at(name)).status().unwrap().code();
+    assert_eq!([executed("known"), executed("protected")], [Some(7); 2]);
+    // Now every write is announced.
+    resize(&fixture, "16M");
+    let mut file = File::create(fixture.at("large")).unwrap();
+    assert_eq!(fill(&mut file, 4096).1, ENOSPC);
+    assert_eq!([executed("known"), executed("protected")], [Some(7); 2]);
+    drop(file);
+    sh(&fixture.source, "chattr -i protected");
 }
 
 #[test]

@@ -248,6 +248,17 @@ fn protected_content_stays_as_it_is() {
     }
 }
 
+/// The kernel reads the beginning of a short program past its end, for which it asks as for a write.
+#[test]
+fn protected_programs_are_executed() {
+    needs!(as_root());
+    for atime in ["atime=on", "atime=off"] {
+        let pool = Pool::made("executed", "256M", &["-O", atime]);
+        let script = "printf '#!/bin/sh\\necho done\\n' > s; chmod +x s; chattr +i s; ./s; cat s | wc -l; chattr -i s";
+        assert_eq!(sh(&pool.at(""), script), "done\n2\n", "{atime}");
+    }
+}
+
 /// The kernel keeps the attributes of protected files that nobody can write to.
 #[test]
 fn protected_trees_are_not_asked_for_again() {

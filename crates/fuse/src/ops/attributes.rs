@@ -4,7 +4,7 @@ use crate::{
     door::{Door, LASTING, caller},
     failure::Outcome,
     self_io::replacing,
-    wire, writeback,
+    wire,
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, ChangeTime, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
@@ -146,7 +146,7 @@ impl Door {
         };
         // A layer that accepts all data that arrives does not need the offset.
         let placed = !self.writeback.is_patient();
-        let Some(write) = writeback::caller::writes(header.pid, placed) else { return Ok(()) };
+        let Some(write) = self.ahead(header, placed).possible_write() else { return Ok(()) };
         if permission.stopped() {
             // The caller does not hold the inode's lock yet. One that cannot be inspected might (lseek), and waits
             // only briefly.

@@ -31,11 +31,21 @@ impl Door {
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let cached = write_flags & abi::flag::WRITE_CACHE != 0;
-        let handle = self.writer(header.nodeid, fh)?;
+        let mut handle = match self.writer(header.nodeid, fh) {
+            Ok(handle) => handle,
+            Err(error) => {
+                if cached && fh == 0 {
+                    self.write_is_refused(header.nodeid, error);
+                }
+                return Err(error);
+            }
+        };
         self.used(header.nodeid);
         if cached && fh == 0 && handle.flags.appends() {
-            self.append_protected(&handle, offset, data)?;
-            return Ok(reply.written(u32::try_from(data.len()).map_err(|_| Errno::EIO)?)?);
+            match self.append_protected(&handle, offset, data)? {
+                Some(unprotected) => handle = unprotected,
+                None => return Ok(reply.written(u32::try_from(data.len()).map_err(|_| Errno::EIO)?)?),
+            }
         }
         if write_flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
             // The kernel sets this flag with every write of an ordinary user.
@@ -88,7 +98,9 @@ impl Door {
     }
 
     pub(crate) fn fsync(&self, header: &Header, fh: u64, data_only: bool) -> Outcome {
-        Ok(self.file(header, fh)?.fsync(data_only)?)
+        let is_missing = fh == 0 && self.writes_unopened() && self.is_early_missing(header);
+        self.file(header, fh)?.fsync(data_only)?;
+        if is_missing { Err(Errno::EIO.into()) } else { Ok(()) }
     }
 
     pub(crate) fn fallocate(&self, header: &Header, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
@@ -151,7 +163,7 @@ impl Door {
         if fh != 0 || !self.agreement().opens_files_itself {
             return Ok(Arc::clone(&self.handle_of(fh)?.file));
         }
-        if let Some(handle) = self.writeback.written.get(header.nodeid).filter(|handle| handle.flags.reads()) {
+        if let Some(handle) = self.writeback.written.get(header.nodeid) {
             return Ok(Arc::clone(&handle.file));
         }
         if let Some(file) = self.open.implicit.get(header.nodeid) {
@@ -165,6 +177,6 @@ impl Door {
 
 /// Maps an error of a write whose caller is gone. fsync and msync return it to the caller; close returns EIO for all
 /// errors except ENOSPC.
-pub(super) fn told(error: Errno) -> Errno {
+pub(crate) fn told(error: Errno) -> Errno {
     if error == Errno::EDQUOT { Errno::ENOSPC } else { error }
 }

@@ -8,17 +8,17 @@
 //! pages are not judged at all.
 
 use crate::{
-    door::{Door, caller},
+    door::{self, Door},
     failure::Outcome,
     open_files::OpenHandle,
-    writeback,
+    writeback::caller::{self, Ahead},
 };
 use fusewire::Header;
 use nacre_vfs::{Attr, Caller, Errno, Invalidation, Ioctl, Kind, Node, OpenFlags, Opened, Protection, WriteAhead};
 use std::sync::Arc;
 
-/// How a file is opened that nobody may write to but at its end.
-pub(super) const APPEND_ONLY: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
+/// How a program opens a file that nobody may write to but at its end.
+const APPEND_ONLY: OpenFlags = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND);
 
 /// What becomes of the pages that arrive of a protected file.
 pub(super) struct Judged {
@@ -39,7 +39,7 @@ impl Door {
         let (nodeid, node) = (header.nodeid, self.node(header.nodeid)?);
         let collects = self.writeback.on() && self.inodes.is_file(nodeid);
         let clean = collects && request.protects() && self.is_written_back(header);
-        let done = self.layer.ioctl(&caller(header), &node, request, output)?;
+        let done = self.layer.ioctl(&door::caller(header), &node, request, output)?;
         if collects {
             match self.layer.getattr(&Caller::ROOT, &node, None) {
                 Ok(attr) => self.set_protection(nodeid, attr.protection, attr.size, clean),
@@ -48,6 +48,7 @@ impl Door {
                     self.set_protection(nodeid, Protection::Immutable, 0, false);
                 }
             }
+            self.store_early(nodeid);
             // Attributes that were valid before would let writes through.
             self.writeback.ask_before_writes(nodeid);
         }
@@ -70,9 +71,9 @@ impl Door {
         });
     }
 
-    /// Has the dirty pages of a file written back whose inode's lock the caller of ioctl(2) holds; whether there are
-    /// none now but those of stores made meanwhile.
-    fn is_written_back(&self, header: &Header) -> bool {
+    /// Has the dirty pages of a file written back whose inode's lock the caller of ioctl(2) or fsync(2) holds; whether
+    /// there are none now but those of stores made meanwhile.
+    pub(super) fn is_written_back(&self, header: &Header) -> bool {
         if !self.writeback.flush_for_seek {
             return false;
         }
@@ -131,12 +132,11 @@ impl Door {
             return self.refuse_unopened_writers(header);
         }
         let Some(handle) = self.open.files.get(fh).filter(|handle| handle.flags.writes()) else { return Ok(()) };
-        let Some(write) = writeback::caller::writes(header.pid, true) else { return Ok(()) };
-        let is_certain = write.offset.is_some() || write.length.is_some();
+        // What may be a read as well is judged when it arrives.
+        let Ahead::Writes(write) = self.ahead(header, true) else { return Ok(()) };
         let refused = match attr.protection {
             Protection::None => false,
-            // What may be a read as well is judged when it arrives.
-            Protection::Immutable => is_certain,
+            Protection::Immutable => true,
             // A descriptor from before the flag without O_APPEND may write anywhere, as on Linux' own file systems;
             // there, fcntl(2) does not clear O_APPEND of the others.
             Protection::AppendOnly => handle.flags.appends() && write.offset.is_some(),
@@ -144,17 +144,26 @@ impl Door {
         if refused { Err(Errno::EPERM.into()) } else { Ok(()) }
     }
 
-    /// The same where no open file is known: writes at the end are let through where those are not protected as
-    /// well. Opening the file would have told.
+    /// The same where no open file is known: writes at the end are let through where the file can be opened for them.
+    /// A call that may be a read as well is not refused where the layer refuses its write when it arrives: pools let
+    /// the front end itself open protected files.
     fn refuse_unopened_writers(&self, header: &Header) -> Outcome {
-        match writeback::caller::writes(header.pid, true) {
-            None => Ok(()),
-            Some(WriteAhead { offset: None, length: Some(_) }) => {
-                self.layer.open(&caller(header), &self.node(header.nodeid)?, APPEND_ONLY)?;
+        match self.ahead(header, true) {
+            Ahead::Reads => Ok(()),
+            Ahead::Unknown if !self.inodes.by_number() => Ok(()),
+            Ahead::Unknown => Err(Errno::EPERM.into()),
+            Ahead::Writes(WriteAhead { offset: None, length: Some(_) }) => {
+                self.layer.open(&door::caller(header), &self.node(header.nodeid)?, APPEND_ONLY)?;
                 self.written(header.nodeid).map(drop)
             }
-            Some(_) => Err(Errno::EPERM.into()),
+            Ahead::Writes(_) => Err(Errno::EPERM.into()),
         }
+    }
+
+    /// What the caller of a request with attributes of an open file is about to do to it. The offset of a write is
+    /// looked up if it is `wanted`.
+    pub(super) fn ahead(&self, header: &Header, wanted: bool) -> Ahead {
+        caller::ahead(header.pid, wanted, || self.inodes.node_and_id(header.nodeid).map(|(_, id)| id.ino))
     }
 
     /// Judges pages that arrive. Those of an append-only file begin with what is stored already, as the kernel writes
@@ -206,7 +215,7 @@ impl Door {
     }
 
     /// The kernel has pages that differ from what is stored. Those that are mapped stay until the file is closed.
-    fn drop_refused(&self, nodeid: u64) {
+    pub(super) fn drop_refused(&self, nodeid: u64) {
         if let Some((_, id)) = self.inodes.node_and_id(nodeid) {
             self.change(Invalidation::Content { id });
         }
@@ -220,7 +229,7 @@ impl Door {
 ///
 /// # Errors
 /// EPERM where it differs, and those of the layer.
-fn differing(handle: &OpenHandle, offset: u64, data: &[u8]) -> nacre_vfs::Result<()> {
+pub(super) fn differing(handle: &OpenHandle, offset: u64, data: &[u8]) -> nacre_vfs::Result<()> {
     let mut stored = vec![0; data.len()];
     let mut read = 0;
     while let Some(rest) = stored.get_mut(read..).filter(|rest| !rest.is_empty()) {

@@ -4,20 +4,26 @@
 //! show writers. Invariant: a file is in the table, and its lease has begun, before the first write to it that is not
 //! a store to a mapping.
 
-use super::{data::told, opens, protected::APPEND_ONLY};
+use super::{opens, protected::differing};
 use crate::{
     door::Door,
-    failure::Outcome,
+    failure::{Failure, Outcome},
     open_files::OpenHandle,
-    writeback::{self, written_files::Uses},
+    writeback::{
+        caller::Ahead,
+        early_appends::{EarlyAppends, write_all},
+        written_files::Uses,
+    },
 };
 use fusewire::{
     Header, Reply,
     abi::{self, fopen},
 };
-use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, WriteOrigin};
-use std::{sync::Arc, time::Duration};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, Protection};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+/// How a file is opened that can be written to at its end only.
+const APPENDING: OpenFlags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::APPEND);
 /// Maximum time for which a first write waits while writes are stopped.
 const STOPPED_MOST: Duration = Duration::from_secs(20);
 /// What the kernel asks for before the first write to a file
@@ -30,6 +36,16 @@ pub(crate) struct HeldFile {
     pub file: Opened,
     /// It is its last name.
     pub last: bool,
+}
+
+/// Result of an append from the page cache.
+enum Appended {
+    /// It is stored, or kept.
+    Stored,
+    /// The part behind the end is stored; the beginning differs from what is stored there, or could not be compared.
+    Differs(Errno),
+    /// Nothing is stored: the file does not seem to be append-only any more.
+    Unprotected,
 }
 
 impl Door {
@@ -76,13 +92,13 @@ impl Door {
         let open = |flags| Ok((self.layer.open(&Caller::ROOT, &node, flags)?, flags));
         match open(OpenFlags::READ_WRITE) {
             // Protected, but it can be appended to.
-            Err(Errno::EPERM) => Ok(open(APPEND_ONLY)?),
+            Err(Errno::EPERM) => Ok(open(APPENDING)?),
             opened => Ok(opened?),
         }
     }
 
-    /// Enters an open file in the table. Nothing has to be known of its protection: a file that opens for reading and
-    /// writing is not protected, and data for one that opens for appending alone goes to its end.
+    /// Enters an open file in the table. Nothing has to be known of its protection: a file that opens for writing
+    /// anywhere is not protected, and data for one that opens for appending alone goes to its end.
     fn enter(&self, nodeid: u64, file: &Opened, flags: OpenFlags) -> Outcome<Arc<OpenHandle>> {
         let handle = Arc::new(opens::unopened(nodeid, flags, file));
         self.writeback.join_unopened(nodeid, file);
@@ -102,17 +118,15 @@ impl Door {
             return;
         }
         let before = self.writeback.written.get(header.nodeid);
-        if before.as_ref().is_some_and(|before| before.flags.reads()) {
+        if before.as_ref().is_some_and(|before| !before.flags.appends()) {
             return;
         }
         let opened = self.may_open().and_then(|()| self.open_for_writing(header.nodeid));
         if before.is_some() {
-            if !opened.as_ref().is_ok_and(|(_, flags)| flags.reads()) {
+            if !opened.as_ref().is_ok_and(|(_, flags)| !flags.appends()) {
                 return;
             }
-            // Not protected any more.
-            self.writeback.written.take(|nodeid| nodeid == header.nodeid);
-            self.writeback.leave(header.nodeid);
+            self.leave_protected(header.nodeid);
         }
         let entered = opened.and_then(|(file, flags)| {
             if let Some(lease) = file.writeback_lease().filter(|lease| lease.stopped()) {
@@ -144,7 +158,7 @@ impl Door {
         // The caller has the inode's lock.
         let _locked = self.writeback.lock(header.nodeid);
         if let Some(lease) = handle.file.writeback_lease().filter(|lease| !lease.unannounced())
-            && let Some(write) = writeback::caller::writes(header.pid, true)
+            && let Some(write) = self.ahead(header, true).possible_write()
             && let Err(error) = lease.announce(write)
         {
             tracing::debug!(%error, nodeid = header.nodeid, "a write that cannot be refused any more may not fit");
@@ -161,39 +175,145 @@ impl Door {
             return Ok(None);
         }
         match self.writeback.written.get(header.nodeid) {
-            None if writeback::caller::writes(header.pid, false).is_some() => self.written(header.nodeid).map(Some),
+            // A call that may be a read opens no file for writing: the first write is reserved when it begins
+            // ([`Self::may_write`]).
+            None if matches!(self.ahead(header, false), Ahead::Writes(_)) => self.written(header.nodeid).map(Some),
             known => Ok(known),
         }
     }
 
-    /// What was written at the end of a file that nobody may write to elsewhere (`chattr +a`), from
-    /// the page cache. That passes on whole pages, so they begin with what is there already, and runs
-    /// of them in any order: what comes too early is kept. It is not waited for what comes before,
-    /// as the kernel may wait for the end of this one first.
-    pub(crate) fn append_protected(&self, handle: &OpenHandle, offset: u64, data: &[u8]) -> Outcome {
-        let node = self.node(handle.nodeid)?;
-        let mut early = self.writeback.early.lock();
-        let size = self.layer.getattr(&Caller::ROOT, &node, Some(&*handle.file))?.size;
-        let kept = early.entry(handle.nodeid).or_default();
-        kept.insert(offset, data.to_vec());
-        let (mut end, mut result) = (size, Ok(()));
-        while let Some(next) = kept.first_entry().filter(|next| *next.key() <= end) {
-            let (from, run) = next.remove_entry();
-            let there = usize::try_from(end - from).unwrap_or(usize::MAX);
-            let mut rest = run.get(there..).unwrap_or_default();
-            while !rest.is_empty() && result.is_ok() {
-                // The data goes to the end whatever the offset is.
-                match handle.file.write(rest, end, WriteOrigin::Writeback { timed: false }) {
-                    Ok(0) => result = Err(Errno::EIO),
-                    Ok(more) => (end, rest) = (end + more as u64, rest.get(more..).unwrap_or_default()),
-                    Err(error) => result = Err(told(error)),
+    /// Stores data from the page cache that was written at the end of a file that nobody may write to elsewhere
+    /// (`chattr +a`). The kernel writes back whole pages, so the data begins with what is stored already, and runs of
+    /// them in any order: a run that comes too early is kept ([`EarlyAppends`]). Returns the file to write by where
+    /// it is not append-only any more; nothing of the data is stored then.
+    ///
+    /// # Errors
+    /// EPERM where the beginning differs from what is stored, by a store to a mapping; EIO for data behind a write
+    /// that has failed.
+    pub(crate) fn append_protected(
+        &self,
+        handle: &OpenHandle,
+        offset: u64,
+        data: &[u8],
+    ) -> Outcome<Option<Arc<OpenHandle>>> {
+        let nodeid = handle.nodeid;
+        let mut appended = self.append_once(handle, offset, data, false);
+        if matches!(appended, Ok(Appended::Unprotected)) {
+            match self.unprotected(nodeid) {
+                Ok(Some(unprotected)) => {
+                    self.store_kept(&unprotected);
+                    return Ok(Some(unprotected));
+                }
+                // The layer does not show the flag.
+                Ok(None) => appended = self.append_once(handle, offset, data, true),
+                Err(error) => {
+                    self.write_is_refused(nodeid, error);
+                    return Err(error);
                 }
             }
         }
-        if kept.is_empty() {
-            early.remove(&handle.nodeid);
+        match appended? {
+            Appended::Stored => Ok(None),
+            Appended::Differs(error) => {
+                tracing::debug!(%error, nodeid, offset, "stores to an append-only file are refused");
+                self.drop_refused(nodeid);
+                Err(error.into())
+            }
+            Appended::Unprotected => Err(Errno::EIO.into()),
         }
-        Ok(result?)
+    }
+
+    /// The same; `is_known` to be append-only, whatever the layer shows.
+    fn append_once(&self, handle: &OpenHandle, offset: u64, data: &[u8], is_known: bool) -> Outcome<Appended> {
+        let node = self.node(handle.nodeid)?;
+        let mut early = self.writeback.early.lock();
+        let appends = early.entry(handle.nodeid).or_default();
+        let appended = match self.layer.getattr(&Caller::ROOT, &node, Some(&*handle.file)) {
+            Ok(attr) if attr.protection == Protection::None && !is_known => Ok(Appended::Unprotected),
+            Ok(attr) => append_run(handle, appends, attr.size, offset, data),
+            Err(error) => Err(error),
+        };
+        if appended.is_err() {
+            appends.fail();
+        }
+        settle(&mut early, handle.nodeid);
+        Ok(appended?)
+    }
+
+    /// Enters the file of a node that is not append-only any more in the table anew, to be written to anywhere; none
+    /// where it still is.
+    fn unprotected(&self, nodeid: u64) -> Outcome<Option<Arc<OpenHandle>>> {
+        let (file, flags) = self.open_for_writing(nodeid)?;
+        if flags.appends() {
+            return Ok(None);
+        }
+        self.leave_protected(nodeid);
+        self.enter(nodeid, &file, flags).map(Some)
+    }
+
+    /// Removes the file of a node that is not append-only any more from the table.
+    fn leave_protected(&self, nodeid: u64) {
+        for _ in self.writeback.written.take(|known| known == nodeid) {
+            self.writeback.leave(nodeid);
+        }
+    }
+
+    /// Stores what was kept of a file whose flags have changed, if it can be written to anywhere now: its length is
+    /// no measure any more for what is still to come.
+    pub(super) fn store_early(&self, nodeid: u64) {
+        if !self.writeback.early.lock().contains_key(&nodeid) {
+            return;
+        }
+        let unprotected = match self.writeback.written.get(nodeid).filter(|handle| !handle.flags.appends()) {
+            Some(handle) => Ok(Some(handle)),
+            None => self.unprotected(nodeid),
+        };
+        // Otherwise the file is protected as before, or immutable.
+        if let Ok(Some(handle)) = unprotected {
+            self.store_kept(&handle);
+        }
+    }
+
+    /// Stores what was kept of a file by a handle that writes anywhere.
+    fn store_kept(&self, handle: &OpenHandle) {
+        let mut early = self.writeback.early.lock();
+        let Some(appends) = early.get_mut(&handle.nodeid) else { return };
+        if let Err(error) = appends.store_all(&*handle.file) {
+            tracing::warn!(%error, nodeid = handle.nodeid, "data that was written to an append-only file is lost");
+        }
+        settle(&mut early, handle.nodeid);
+    }
+
+    /// Data from the page cache is refused: what was kept of the file is lost with it, as the kernel reports.
+    pub(super) fn write_is_refused(&self, nodeid: u64, error: Failure) {
+        if !self.writes_unopened() || !self.inodes.is_known(nodeid) {
+            return;
+        }
+        {
+            let mut early = self.writeback.early.lock();
+            early.entry(nodeid).or_default().fail();
+            settle(&mut early, nodeid);
+        }
+        if error == Failure::from(Errno::EPERM) {
+            self.drop_refused(nodeid);
+        }
+    }
+
+    /// Whether acknowledged data of a file is not stored at the moment of an fsync(2). What is lost is reported once.
+    pub(super) fn is_early_missing(&self, header: &Header) -> bool {
+        let nodeid = header.nodeid;
+        let is_kept = self.writeback.early.lock().get(&nodeid).is_some_and(|appends| !appends.runs.is_empty());
+        if is_kept {
+            // The kernel has written back a part of the file only (msync(2), O_DSYNC), or the gap is never filled.
+            self.is_written_back(header);
+        }
+        let mut early = self.writeback.early.lock();
+        let is_missing = early.get_mut(&nodeid).is_some_and(EarlyAppends::take_missing);
+        if is_missing {
+            tracing::warn!(nodeid, "data that was appended behind a write that did not arrive is not stored");
+        }
+        settle(&mut early, nodeid);
+        is_missing
     }
 
     /// Removes a file that the kernel does not know any more, and so has no dirty pages of. The kernel may know it
@@ -204,6 +324,13 @@ impl Door {
         }
         self.open.implicit.forget(nodeid);
         self.writeback.protected.forget(nodeid);
+        {
+            let mut early = self.writeback.early.lock();
+            // An append since then would have counted as a use before.
+            if self.writeback.written.uses(nodeid) == uses {
+                early.remove(&nodeid);
+            }
+        }
         if let Some(uses) = uses {
             self.writeback.leave_unused(nodeid, uses);
         }
@@ -222,7 +349,7 @@ impl Door {
             return Ok(None);
         };
         let held = |file| Ok(Some(HeldFile { nodeid, file, last: going.attr.nlink <= 1 }));
-        if let Some(written) = self.writeback.written.get(nodeid).filter(|written| written.flags.reads()) {
+        if let Some(written) = self.writeback.written.get(nodeid) {
             return held(Arc::clone(&written.file));
         }
         self.may_open()?;
@@ -257,5 +384,44 @@ impl Door {
         }
         let open_flags = fopen::KEEP_CACHE | fopen::NOFLUSH;
         Ok(reply.created(&out, &abi::OpenOut { fh: 0, open_flags, backing_id: 0 })?)
+    }
+}
+
+/// Appends a run of data to a file of this size, and the kept runs that follow it; or keeps it.
+///
+/// # Errors
+/// Errors of the write; EIO behind a write that has failed.
+fn append_run(
+    handle: &OpenHandle,
+    appends: &mut EarlyAppends,
+    size: u64,
+    offset: u64,
+    data: &[u8],
+) -> nacre_vfs::Result<Appended> {
+    if appends.has_gap && offset > size {
+        return Err(Errno::EIO);
+    }
+    appends.runs.insert(offset, data.to_vec());
+    let (mut end, mut appended) = (size, Appended::Stored);
+    while let Some(next) = appends.runs.first_entry().filter(|next| *next.key() <= end) {
+        let (from, run) = next.remove_entry();
+        let there = usize::try_from(end - from).unwrap_or(usize::MAX).min(run.len());
+        if let Err(error) = differing(handle, from, run.get(..there).unwrap_or_default()) {
+            appended = Appended::Differs(error);
+        }
+        // The data goes to the end whatever the offset is.
+        end += write_all(&*handle.file, run.get(there..).unwrap_or_default(), end)?;
+    }
+    if end > size && !appends.is_lost {
+        // The kernel has written the page of a failed write back once more.
+        appends.has_gap = false;
+    }
+    Ok(appended)
+}
+
+/// Forgets the state of a file where there is none.
+fn settle(early: &mut HashMap<u64, EarlyAppends>, nodeid: u64) {
+    if early.get(&nodeid).is_some_and(EarlyAppends::is_idle) {
+        early.remove(&nodeid);
     }
 }

@@ -137,6 +137,8 @@ impl Mount {
         let of = |nodeid| within(door.inodes.number(nodeid));
         let closed = door.open.files.take(of);
         let written = door.writeback.written.take(of);
+        // Data for the old files.
+        door.writeback.early.lock().retain(|nodeid, _| !of(*nodeid));
         let open = closed.iter().map(|(_, handle)| handle).chain(&written);
         let files = open.map(|handle| door.inodes.number(handle.nodeid)).collect();
         for handle in written {

@@ -1,6 +1,8 @@
 //! Tests of the handoff state of a mount whose files are found by inode number: a front end over a file system of a
 //! pool, in one life after the other. The pool stays, and its clock stands still.
 
+mod appends;
+
 use super::{Survival, opens::OpenRecord};
 use crate::{door::Door, ops::unopened::FIRST_WRITE, options::FuseOptions};
 use fusewire::{Groups, Handler, Header, Offer, Op, Reply, Request, SecurityContexts, abi};
@@ -53,7 +55,7 @@ impl Lives {
     fn new(unasked: bool) -> Lives {
         let (pool, memory) = (pool(), Survival::small().unwrap());
         let layer = dataset(&pool, unasked);
-        let door = door(&layer, &memory);
+        let door = door(Arc::clone(&layer) as Arc<dyn Layer>, &memory);
         Lives { pool, layer, memory, door, doubted: channel().1, unasked }
     }
 
@@ -63,7 +65,7 @@ impl Lives {
         let nameless = self.layer.capabilities().numbered.unwrap().kept();
         let layer = dataset(&self.pool, self.unasked);
         layer.keep_nameless(&nameless).unwrap();
-        let door = door(&layer, &self.memory);
+        let door = door(Arc::clone(&layer) as Arc<dyn Layer>, &self.memory);
         let (doubts, doubted) = channel();
         door.inodes.doubt_with(Some(doubts));
         door.go_on();
@@ -131,8 +133,7 @@ fn dataset(pool: &Arc<Pool>, quiet: bool) -> Arc<Dataset> {
     Arc::new(dataset)
 }
 
-fn door(layer: &Arc<Dataset>, memory: &Survival) -> Arc<Door> {
-    let layer = Arc::clone(layer) as Arc<dyn Layer>;
+fn door(layer: Arc<dyn Layer>, memory: &Survival) -> Arc<Door> {
     let options = FuseOptions { survival: Some(memory.clone()), ..FuseOptions::new("/nowhere") };
     // Without a receiver nothing is sent.
     let door = Arc::new(Door::new(layer, options, channel().0, 0).unwrap());
