@@ -60,7 +60,13 @@ impl Doom {
     pub fn destroy_set(&self, deferred: bool) -> DestroySet {
         let names = |snapshots: &[(Txg, String)]| snapshots.iter().map(|(_, name)| name.clone()).collect();
         let snapshots = self.snapshots.iter().map(|(id, snapshots)| (*id, names(snapshots))).collect();
-        DestroySet { filesystems: self.filesystems.clone(), snapshots, bookmarks: Vec::new(), deferred }
+        DestroySet {
+            filesystems: self.filesystems.clone(),
+            snapshots,
+            partial: self.partial.clone(),
+            bookmarks: Vec::new(),
+            deferred,
+        }
     }
 }
 
@@ -420,9 +426,7 @@ pub(super) fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what:
     let _going = going(pool, mounts, doom, &format!("cannot destroy '{}'", what.target))?;
     leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
-    // Partially received states for them are discarded first.
-    let halves = doom.filesystems.iter().chain(&doom.partial).try_for_each(|id| pool.pool.abort_below(*id));
-    if let Err(error) = halves.and_then(|()| pool.pool.destroy_set(&doom.destroy_set(what.deferred))) {
+    if let Err(error) = pool.pool.destroy_set(&doom.destroy_set(what.deferred)) {
         gone.back(mounts);
         return Err(refused(&format!("cannot destroy '{}'", what.target), &error));
     }

@@ -75,8 +75,6 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     let bookmarks = between.bookmarks.iter().map(|name| (between.id, name.clone())).collect();
     let newer = DestroySet { bookmarks, ..doom.destroy_set(false) };
     let rolled = mounts.replace(between.id, &mut || {
-        let mut halves = doom.filesystems.iter().chain(&doom.partial);
-        halves.try_for_each(|id| pool.pool.abort_below(*id)).map_err(|error| refused(&doing, &error))?;
         pool.pool.roll_back_over(between.id, &between.part, &newer).map_err(|error| refused(&doing, &error))
     });
     gone.back(mounts);

@@ -355,32 +355,14 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Busy`] while a stream is being received into it.
     pub fn abort_receive(&self, parent: u64, name: &str) -> Result<bool, PoolError> {
-        let id = {
-            let admin = self.admin.lock();
-            let Some((_, id)) = self.half(&admin, parent, name)? else { return Ok(false) };
-            if self.receiving.lock().contains(&id) {
-                return Err(PoolError::Busy);
-            }
-            id
-        };
-        self.commit_with(|admin, _| self.destroy_head(admin, id))?;
+        // One lock for all of it: no stream may resume between the check and the commit.
+        let mut admin = self.admin.lock();
+        let Some((_, id)) = self.half(&admin, parent, name)? else { return Ok(false) };
+        if self.receiving.lock().contains(&id) {
+            return Err(PoolError::Busy);
+        }
+        self.commit_under(&mut admin, |admin, _| self.destroy_head(admin, id))?;
         Ok(true)
-    }
-
-    /// Destroys the partially received next snapshot of a dataset that is to be destroyed.
-    ///
-    /// # Errors
-    /// As [`Self::abort_receive`].
-    pub fn abort_below(&self, target: u64) -> Result<(), PoolError> {
-        let (parent, name) = {
-            let admin = self.admin.lock();
-            if admin.catalog.child(target, PARTIAL)?.is_none() {
-                return Ok(());
-            }
-            let row = admin.catalog.dataset(target)?;
-            (row.parent, row.name)
-        };
-        self.abort_receive(parent, &name).map(drop)
     }
 
     /// Destroys what a crashed process was receiving, unless it can be resumed. A file system stays
@@ -705,6 +687,8 @@ impl Receiving {
         if self.base.is_none() {
             judge_overwritten(&snapshots)?;
         }
+        // Earlier versions created file systems below it.
+        admin.judge_head(self.dataset.id())?;
         let base = self.base.unwrap_or_default();
         if admin.catalog.dataset(self.dataset.id())?.origin != self.base.map(|base| (self.target, base)) {
             return refused(OTHER_BASE);

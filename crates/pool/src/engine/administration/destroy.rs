@@ -25,8 +25,8 @@ impl Pool {
     /// bookmarks, clones.
     ///
     /// # Errors
-    /// In addition, [`PoolError::Refused`] if a newer snapshot is not in `set`, and as
-    /// [`Self::destroy_set`].
+    /// In addition, [`PoolError::Refused`] if a newer snapshot is not in `set`, or if the snapshot
+    /// itself would be destroyed with its last clone, and as [`Self::destroy_set`].
     pub fn roll_back_over(&self, id: u64, name: &str, set: &DestroySet) -> Result<(), PoolError> {
         self.close_datasets(&set.filesystems)?;
         let mut admin = self.admin.lock();
@@ -36,7 +36,19 @@ impl Pool {
             let Some(to) = admin.catalog.snapshot_named(id, name)? else {
                 return refused(format!("there is no snapshot '@{name}'"));
             };
+            let set = &set.with_partial(admin)?;
             self.judge_destroy_set(admin, set)?;
+            let snapshot = admin.catalog.snapshot(id, to)?;
+            let clones = admin.catalog.clones(id, to)?;
+            if snapshot.deferred
+                && snapshot.holds == 0
+                && !clones.is_empty()
+                && clones.iter().all(|clone| set.filesystems.contains(clone))
+            {
+                return refused(format!(
+                    "'@{name}' is to be destroyed with its last clone (destroy -d), and that clone would be destroyed"
+                ));
+            }
             let goes = |name: &String| set.snapshots.iter().any(|(of, names)| *of == id && names.contains(name));
             let newer = admin.catalog.snapshots(id)?.into_iter().filter(|(txg, _)| *txg > to).map(|(_, row)| row.name);
             if set.deferred
@@ -51,7 +63,6 @@ impl Pool {
             self.take_away(admin, set)?;
             dataset.iter().for_each(|dataset| dataset.files().keep_numbers());
             let mut row = admin.catalog.dataset(id)?;
-            let snapshot = admin.catalog.snapshot(id, to)?;
             self.doom(admin, row.root, to)?;
             admin.catalog.deadlists().forget(row.list)?;
             row.root = snapshot.root;

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 
 use super::refused;
+use crate::catalog::rows::PARTIAL;
 use crate::engine::{Admin, Pool};
 use crate::error::PoolError;
 use crate::pointer::Txg;
@@ -20,11 +21,31 @@ pub struct DestroySet {
     pub filesystems: Vec<u64>,
     /// Snapshots of other file systems: dataset, and the names after the `@`.
     pub snapshots: Vec<(u64, Vec<String>)>,
+    /// Other file systems whose partially received next snapshot is discarded. That of a member of
+    /// `filesystems` always is.
+    pub partial: Vec<u64>,
     /// Bookmarks of other file systems: dataset, and the name after the `#`.
     pub bookmarks: Vec<(u64, String)>,
     /// Members of `snapshots` with holds or clones are destroyed when the last hold or clone is
     /// gone.
     pub deferred: bool,
+}
+
+impl DestroySet {
+    /// Adds the partially received next snapshots to the file systems of the set, each before the
+    /// file system that it lies below.
+    pub(in crate::engine) fn with_partial(&self, admin: &Admin) -> Result<Self, PoolError> {
+        let (mut filesystems, mut seen) = (Vec::new(), HashSet::new());
+        for id in self.partial.iter().chain(&self.filesystems) {
+            if let Some(half) = admin.catalog.child(*id, PARTIAL)?
+                && seen.insert(half)
+            {
+                filesystems.push(half);
+            }
+        }
+        filesystems.extend(&self.filesystems);
+        Ok(Self { filesystems, ..self.clone() })
+    }
 }
 
 impl Pool {
@@ -33,10 +54,12 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Refused`] for a member that does not exist, is held, has clones or children
-    /// outside the set, or is the root dataset; [`PoolError::Busy`] if one is in use.
+    /// outside the set, or is the root dataset; [`PoolError::Busy`] if one is in use, or if a stream
+    /// is received into one.
     pub fn destroy_set(&self, set: &DestroySet) -> Result<(), PoolError> {
         self.close_datasets(&set.filesystems)?;
         self.commit_with(|admin, _| {
+            let set = &set.with_partial(admin)?;
             self.judge_destroy_set(admin, set)?;
             self.take_away(admin, set)
         })
@@ -51,7 +74,7 @@ impl Pool {
             if *id == root {
                 return refused("the pool's own file system goes with the pool".to_owned());
             }
-            if open.contains_key(id) {
+            if open.contains_key(id) || self.receiving.lock().contains(id) {
                 return Err(PoolError::Busy);
             }
             if admin.catalog.children(*id)?.iter().any(|child| !gone.contains(child)) {

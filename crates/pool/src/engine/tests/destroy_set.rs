@@ -102,8 +102,12 @@ fn going_back_takes_what_stands_between_with_it() {
     );
     pool.bookmark(a, "two", "mark").unwrap();
     let txg = pool.commit().unwrap();
-    let set =
-        DestroySet { filesystems: vec![e], snapshots: two, bookmarks: vec![(a, "mark".to_owned())], deferred: false };
+    let set = DestroySet {
+        filesystems: vec![e],
+        snapshots: two,
+        bookmarks: vec![(a, "mark".to_owned())],
+        ..DestroySet::default()
+    };
     pool.roll_back_over(a, "one", &set).unwrap();
     assert!(pool.commit().unwrap().0 <= txg.0 + 3);
     check(&pool, &storage);
@@ -151,5 +155,23 @@ fn properties_stay_with_their_snapshots() {
     let txg = pool.catalog_view().snapshot_named(c, "three").unwrap().unwrap();
     pool.destroy_snapshot(c, "three", false).unwrap();
     assert!(pool.catalog_view().snapshot_properties(c, txg).unwrap().is_empty());
+    check(&pool, &storage);
+}
+
+#[test]
+fn going_back_keeps_a_snapshot_that_its_last_clone_would_take_with_it() {
+    let storage = Arc::new(MapStorage::default());
+    let (pool, [_, a, c, d]) = family(&storage);
+    let e = pool.clone_snapshot(a, "two", &NewDataset::named(d, "e")).unwrap();
+    pool.destroy_snapshot(a, "one", true).unwrap();
+    let set = DestroySet { snapshots: vec![(a, vec!["two".to_owned()])], ..DestroySet::default() };
+    let all = DestroySet { filesystems: vec![e, d, c], ..set.clone() };
+    assert!(refused(pool.roll_back_over(a, "one", &all)).contains("destroyed with its last clone"));
+    assert_eq!(pool.snapshots(a).unwrap().len(), 2);
+    assert_eq!(pool.catalog_view().children(d).unwrap(), [e]);
+    check(&pool, &storage);
+    // A clone that stays keeps the snapshot.
+    pool.roll_back_over(a, "one", &DestroySet { filesystems: vec![e], ..set }).unwrap();
+    assert_eq!(contents(pool.dataset(a).unwrap().files()), Tree::from([("f".to_owned(), vec![1; 200_000])]));
     check(&pool, &storage);
 }

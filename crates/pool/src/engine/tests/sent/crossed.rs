@@ -4,7 +4,9 @@
 use super::*;
 use crate::catalog::rows::PARTIAL;
 use crate::catalog::{PropertyRow, PropertySource};
+use crate::engine::DestroySet;
 use crate::engine::receiving::MARK;
+use crate::send_stream::record;
 
 fn full(home: u64, txg: Txg) -> ToSend {
     ToSend { to: Later::Snapshot((home, txg)), from: None, after: Vec::new(), stored: false }
@@ -266,5 +268,101 @@ fn a_base_whose_destruction_waits_goes_with_the_stream() {
     receiving.finish().unwrap();
     let left: Vec<String> = to.pool.snapshots(copy).unwrap().into_iter().map(|(_, row, _)| row.name).collect();
     assert_eq!(left, ["b"]);
+    check(&to.pool, &to.storage);
+}
+
+/// A receiver whose interrupted receive of the difference has a file system below it, as earlier versions created them.
+fn child_below_partial(seed: u64) -> (Pair, u64, u64) {
+    let pair = pair(seed);
+    let resumable = ReceiveInto { resumable: true, ..into(&pair.to, "b") };
+    let mut receiving = pair.to.pool.receive(resumable, &pair.difference.0).unwrap();
+    receiving.rows(&pair.difference.1[0]).unwrap();
+    receiving.cut().unwrap();
+    let half = pair.to.pool.admin.lock().catalog.child(pair.copy, PARTIAL).unwrap().unwrap();
+    mark(&pair.to.pool, half, None);
+    let child = pair.to.pool.create_dataset(&new(half, "x")).unwrap();
+    put(&pair.to.pool.dataset(child).unwrap(), "f", &[3; 100_000]);
+    mark(&pair.to.pool, half, Some("resumable"));
+    (pair, half, child)
+}
+
+#[test]
+fn a_pool_with_a_file_system_below_a_partial_receive_goes_on() {
+    let (Pair { to, copy, difference: (head, rows), .. }, half, child) = child_below_partial(28);
+    let to = Side { pool: Arc::new(reopen(&to.storage)), storage: Arc::clone(&to.storage), top: to.top };
+    to.pool.abort_unfinished().unwrap();
+    assert_eq!(refused(to.pool.abort_receive(to.top, "copy")), "filesystem has children");
+    let set = DestroySet { filesystems: vec![copy], ..DestroySet::default() };
+    assert_eq!(refused(to.pool.destroy_set(&set)), "filesystem has children");
+    assert!(refused(to.pool.receive(into(&to, "b"), &head)).contains("partially-complete state"));
+    let after = rows[..1].iter().map(|row| record::rows(row).unwrap().last().unwrap().key().to_vec()).next().unwrap();
+    let resumed = SnapshotHead { after, ..head.clone() };
+    let resumable = ReceiveInto { resumable: true, ..into(&to, "b") };
+    let mut receiving = to.pool.receive(resumable.clone(), &resumed).unwrap();
+    rows[1..].iter().for_each(|row| receiving.rows(row).unwrap());
+    let after = receiving.token().after.clone();
+    assert_eq!(refused(receiving.finish()), "filesystem has children");
+    receiving.cut().unwrap();
+    to.pool.roll_back(copy, "a").unwrap();
+    to.pool.commit().unwrap();
+    assert_eq!(contents(to.pool.dataset(child).unwrap().files()).len(), 1);
+    assert_eq!(to.pool.admin.lock().catalog.child(copy, PARTIAL).unwrap(), Some(half));
+    check(&to.pool, &to.storage);
+    // The stream ends once nothing depends on its rows.
+    to.pool.destroy_dataset(child).unwrap();
+    to.pool.receive(resumable, &SnapshotHead { after, ..head }).unwrap().finish().unwrap();
+    check(&to.pool, &to.storage);
+}
+
+#[test]
+fn a_refused_destroy_keeps_the_partial_receive() {
+    let Pair { to, copy, difference: (head, rows), .. } = pair(29);
+    let clone = to.pool.clone_snapshot(copy, "a", &new(to.top, "clone")).unwrap();
+    let resumable = ReceiveInto { resumable: true, ..into(&to, "b") };
+    let mut receiving = to.pool.receive(resumable.clone(), &head).unwrap();
+    receiving.rows(&rows[0]).unwrap();
+    let set = DestroySet { filesystems: vec![clone, copy], ..DestroySet::default() };
+    assert!(matches!(to.pool.destroy_set(&set), Err(PoolError::Busy)), "while it is received");
+    receiving.cut().unwrap();
+    let half = || to.pool.admin.lock().catalog.child(copy, PARTIAL).unwrap();
+    let one = DestroySet { filesystems: vec![copy], ..DestroySet::default() };
+    assert!(refused(to.pool.destroy_set(&one)).contains("it has clones"));
+    assert!(half().is_some());
+    let saved = to.pool.saved(copy).unwrap().unwrap();
+    assert!(matches!(to.pool.destroy_set(&set), Err(PoolError::Busy)), "while it is sent");
+    drop(saved);
+    assert!(half().is_some());
+    to.pool.destroy_set(&set).unwrap();
+    assert_eq!((to.child("copy"), to.child("clone")), (None, None));
+    check(&to.pool, &to.storage);
+}
+
+#[test]
+fn an_abort_and_a_resume_at_once_are_one_or_the_other() {
+    let Pair { to, copy, difference: (head, rows), .. } = pair(30);
+    let resumable = ReceiveInto { resumable: true, ..into(&to, "b") };
+    for _ in 0..20 {
+        let mut receiving = to.pool.receive(resumable.clone(), &head).unwrap();
+        receiving.rows(&rows[0]).unwrap();
+        let after = receiving.token().after.clone();
+        receiving.cut().unwrap();
+        let resumed = SnapshotHead { after, ..head.clone() };
+        std::thread::scope(|threads| {
+            let abort = threads.spawn(|| to.pool.abort_receive(to.top, "copy"));
+            let resume = threads.spawn(|| to.pool.receive(resumable.clone(), &resumed));
+            let (aborted, resumed) = (abort.join().unwrap(), resume.join().unwrap());
+            match resumed {
+                Ok(receiving) => {
+                    assert!(matches!(aborted, Err(PoolError::Busy)), "{aborted:?}");
+                    receiving.abort().unwrap();
+                }
+                Err(error) => {
+                    assert!(matches!(error, PoolError::Refused(_)), "{error:?}");
+                    assert!(aborted.unwrap());
+                }
+            }
+        });
+        assert_eq!(to.pool.admin.lock().catalog.child(copy, PARTIAL).unwrap(), None);
+    }
     check(&to.pool, &to.storage);
 }
