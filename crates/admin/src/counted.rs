@@ -489,6 +489,14 @@ impl Bucket for CountedBucket {
         Ok(found)
     }
 
+    fn get_for_writing(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut found = None;
+        self.failing.write(&self.name, || {
+            self.tally.reading(0, || self.ask(|| self.bucket.get_for_writing(key)).map(|got| found = got))
+        })?;
+        Ok(found)
+    }
+
     fn get_by_pieces(&self, key: &str, range: Range<u64>, piece: &mut dyn FnMut(u64, &[u8])) -> io::Result<bool> {
         let (mut is_there, length) = (false, range.end.saturating_sub(range.start));
         self.reading(length, || {

@@ -4,6 +4,7 @@
 //! it lives, nothing else writes to the devices; its engine runs by itself (commits, cleaning) from
 //! the import to the export, unless the pool is read-only.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -445,7 +446,14 @@ impl Imported {
         let patient = CountedBucket::new(Arc::clone(&bucket), Arc::clone(&opening.failing), Arc::default());
         let mut tries = 0;
         loop {
-            let identity = in_bucket::find(&patient)?.ok_or_else(|| in_bucket::no_pool(&patient))?;
+            // The crashed process had the pool: a list without it is wrong, or comes too early.
+            let listed = || match in_bucket::find(&patient) {
+                Ok(None) => Err(io::Error::new(io::ErrorKind::NotFound, "its list of objects has no pool")),
+                found => Ok(found),
+            };
+            let found = opening.failing.read(patient.name(), listed);
+            let found = found.map_err(|error| Refusal::new(Kind::Io, format!("'{}': {error}", patient.name())))?;
+            let identity = found?.ok_or_else(|| in_bucket::no_pool(&patient))?;
             if identity.state == PoolState::Destroyed {
                 return Err(in_bucket::destroyed(&patient));
             }
@@ -840,7 +848,15 @@ impl Imported {
     /// # Errors
     /// Errors of the engine; the pool is then as it was at its last commit.
     pub fn destroy(&self) -> Result<(), PoolError> {
-        self.stop()?;
+        if self.bucket.is_none() {
+            self.stop()?;
+        } else {
+            // Nothing of the pool is needed any more: a full bucket is not waited for.
+            self.failing.give_up();
+            if let Err(error) = self.stop() {
+                tracing::info!(%error, "the last changes of the pool are not committed before it is destroyed");
+            }
+        }
         self.store.destroy(now())
     }
 

@@ -6,6 +6,7 @@ use nacre_pool::engine::Changes;
 use serde::{Deserialize, Serialize};
 
 use crate::refusal::{Kind, Refusal};
+use crate::system_places::{self, PlaceState};
 
 /// Object that is mounted: a dataset, or one of its snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,6 +131,9 @@ pub trait Mounts: Send + Sync {
     /// Datasets whose mounts exist but cannot be reached by their paths: something was mounted
     /// later over a directory above them.
     fn hidden(&self) -> Vec<u64>;
+
+    /// Examines an untrusted mount point; `None` where a file system on its path does not answer.
+    fn examine(&self, at: &Path) -> Option<PlaceState>;
 
     /// Removes the directory of an ended mount, where it is empty.
     fn tidy(&self, at: &Path);
@@ -259,4 +263,8 @@ impl Mounts for NoMounts {
     }
 
     fn root_changed(&self, _: u64) {}
+
+    fn examine(&self, at: &Path) -> Option<PlaceState> {
+        Some(system_places::examine(at))
+    }
 }

@@ -58,6 +58,22 @@ pub fn is_of_the_system(path: &Path) -> bool {
         || HOMES.iter().any(|home| path.starts_with(home)) && path.iter().any(is_hidden)
 }
 
+/// State of a directory that an untrusted mount point names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlaceState {
+    /// Its path without symbolic links.
+    pub real: PathBuf,
+    /// Whether it exists and has entries.
+    pub is_full: bool,
+}
+
+/// Examines an untrusted mount point; blocks for as long as a file system on its path does not answer.
+#[must_use]
+pub fn examine(path: &Path) -> PlaceState {
+    let is_full = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+    PlaceState { real: resolved(path), is_full }
+}
+
 /// Resolves the symbolic links of a path as far as it exists and can be searched.
 #[must_use]
 pub fn resolved(path: &Path) -> PathBuf {

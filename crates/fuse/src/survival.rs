@@ -78,6 +78,9 @@ const ENDS_AT: usize = NODES_AT + nodes::WORDS;
 const ALL: usize = ENDS_AT + nodes::END_WORDS;
 /// Offset in the header of the thread counts of a life's request records, one word for each part.
 const THREADS_AT: usize = 128;
+/// Offset in the header: for each life with records of requests, whether it died before it had finished the renames of
+/// previous lives. Versions that do not record this have zeroes there.
+const UNFINISHED_AT: usize = 160;
 
 /// Words of the header.
 #[derive(Clone, Copy, Debug)]
@@ -242,6 +245,7 @@ impl Survival {
     pub fn next_life(&mut self) {
         self.life += 1;
         self.set(Head::Life, self.life);
+        self.set_unfinished(true);
         self.set(Head::Main, 0);
         self.set(Head::Ends, 0);
     }

@@ -300,6 +300,12 @@ pub trait Backend: Send + Sync {
     /// Number of independent copies and reconstructions by which a segment can be read; at least one.
     fn ways(&self, at: SegmentAt<'_>) -> usize;
 
+    /// Whether the ways of reading lead to one stored object, which is read again: a wrong reading before a right one is
+    /// no damage of it.
+    fn is_read_again(&self) -> bool {
+        false
+    }
+
     /// Fills the buffer from a segment, from copy or reconstruction number `way`. The caller verifies the bytes, and
     /// tries the next number where they are damaged.
     ///

@@ -218,13 +218,25 @@ impl Address {
         }
     }
 
-    /// Returns the server that it names: a bucket of the same name at another server is another bucket.
+    /// Returns the server that it or its file of credentials names: a bucket of the same name at another server is another bucket.
     #[must_use]
     pub fn endpoint(&self) -> Option<String> {
         let Self::Bucket(place) = self else { return None };
-        let Settings { endpoint, account, .. } = &place.settings;
-        let named = endpoint.as_ref().map(|endpoint| endpoint.trim_end_matches('/').to_owned());
-        named.or_else(|| account.as_ref().map(|account| azure::endpoint(account)))
+        let Settings { endpoint, account, credentials_file, .. } = &place.settings;
+        if let Some(endpoint) = endpoint {
+            return Some(endpoint.trim_end_matches('/').to_owned());
+        }
+        // A connection string names the server as well.
+        let of_file = match credentials_file {
+            Some(file) if place.store == Store::Azure => std::fs::read_to_string(file).ok(),
+            _ => None,
+        };
+        let connection = of_file.map(|text| azure::Connection::read(&text)).unwrap_or_default();
+        if let Some(endpoint) = connection.endpoint {
+            return Some(endpoint.trim_end_matches('/').to_owned());
+        }
+        let account = account.clone().or(connection.account)?;
+        Some(azure::endpoint(&account))
     }
 
     /// Returns the address without settings, for users.
@@ -378,6 +390,15 @@ mod tests {
         assert_eq!(endpoint("s3://bucket?endpoint=http://a/"), endpoint("s3://bucket?endpoint=http://a"));
         assert_eq!((endpoint("s3://bucket"), endpoint("gs://bucket"), endpoint("file:///d")), (None, None, None));
         assert_eq!(endpoint("az://b?account=a").unwrap(), "https://a.blob.core.windows.net");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let of_file = |text: &str, settings: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            endpoint(&format!("az://b?{settings}credentials-file={}", file.path().display()))
+        };
+        assert_eq!(of_file("AccountName=a;AccountKey=x", "").unwrap(), "https://a.blob.core.windows.net");
+        assert_eq!(of_file("AccountName=a;AccountKey=x", "account=b&").unwrap(), "https://b.blob.core.windows.net");
+        assert_eq!(of_file("AccountName=a;BlobEndpoint=http://s/a/", "account=b&").unwrap(), "http://s/a");
+        assert_eq!(of_file("AccountName=a;BlobEndpoint=http://s/a", "endpoint=http://t/&").unwrap(), "http://t");
         for wrong in [
             "s3://",
             "s3:///a",

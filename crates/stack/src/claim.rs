@@ -10,7 +10,8 @@
 //! | on demand | exclusive | |
 //!
 //! The work directory itself is locked as well where only its owner may open it: older versions and processes with
-//! another runtime directory (containers) recognize the union by that lock.
+//! another runtime directory (containers, a user's later session) recognize the union by that lock. One that is made on
+//! demand is locked as long as it exists ([`work_lock`]).
 //!
 //! Invariant: no lock is on a file or directory that another user can open. A lock there (of `flock(1)`, of a program
 //! that inherited it) says nothing about unions and cannot refuse a mount.
@@ -18,13 +19,14 @@
 use super::union::BranchError;
 use crate::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
 use nacre_layers::context::{Context, LockDirectory};
-use nacre_union::BranchMode;
+use nacre_union::{BranchMode, HeldWork, WorkLock};
 use nacre_vfs::Errno;
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, Stat};
 use std::{
     fs, io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -35,6 +37,8 @@ const PATIENCE: usize = 100;
 /// served the mount.
 const SHORT_PATIENCE: usize = 60;
 const PAUSE: Duration = Duration::from_millis(50);
+/// Name of the work directory in a branch's top directory.
+const WORK: &str = ".wh..wh.work";
 
 /// The locks that keep other unions from writing to a branch.
 #[derive(Default)]
@@ -99,6 +103,11 @@ pub(super) fn claim(
     // A branch may be named by a link.
     let Ok(top) = rustix::fs::stat(&claimed.top) else { return Ok(None) };
     claim.files.extend(lock_file(&claimed, &top, wanted, context, warnings)?);
+    if claimed.work.is_none()
+        && let Attempt::Held = patiently(&claimed, || lock_work(&claimed.top.join(WORK)))
+    {
+        return Err(is_written(&claimed));
+    }
     if let Some(work) = &claimed.work {
         match rustix::fs::mkdir(work, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -118,10 +127,25 @@ pub(super) fn claim(
     Ok(Some(claim))
 }
 
+/// Returns the lock of a branch's work directory on demand.
+pub(super) fn work_lock(branch: &BranchSpec, context: &Context) -> Option<WorkLock> {
+    let path = claimed(branch, &BranchMode::rw(), true, context)?.top.join(WORK);
+    Some(Arc::new(move || match lock_work(&path) {
+        Attempt::Locked(Some(work)) if is_at(&work, &path) => Ok(Some(Box::new(work) as HeldWork)),
+        Attempt::Locked(Some(_)) => Ok(None),
+        // Others may open it: its locks say nothing.
+        Attempt::Locked(None) => Ok(Some(Box::new(()))),
+        Attempt::Held => Err(Errno::EBUSY),
+        Attempt::Failed(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // Its file system has no locks.
+        Attempt::Failed(_) => Ok(Some(Box::new(()))),
+    }))
+}
+
 fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode, on_demand: bool, context: &Context) -> Option<Claimed<'a>> {
     let at_the_top = |path: &'a Path| {
         let top = context.reached(path);
-        let work = (!on_demand).then(|| top.join(".wh..wh.work"));
+        let work = (!on_demand).then(|| top.join(WORK));
         Claimed { branch: path, top: top.into(), work, attempts: SHORT_PATIENCE }
     };
     let leaf = match &branch.source {
@@ -271,6 +295,29 @@ mod tests {
         let _other = locked(&path);
         drop(removed);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_work_directory_on_demand_is_locked_as_long_as_it_is_there() {
+        use std::os::unix::fs::DirBuilderExt;
+        let place = tempfile::tempdir().unwrap();
+        let source = BranchSource::Directory(place.path().to_owned());
+        let branch = BranchSpec { source, mode: BranchMode::rw() };
+        // Two processes with runtime directories that do not know each other.
+        let context = Context { lock_directory: LockDirectory::Off, ..Context::system().unwrap() };
+        let [one, other] = [(); 2].map(|()| work_lock(&branch, &context).unwrap());
+        let claim = || claim(&branch, &branch.mode, true, &context, &mut Vec::new());
+        assert!(matches!(one(), Ok(None)), "it is not there");
+        fs::DirBuilder::new().mode(0o700).create(place.path().join(WORK)).unwrap();
+        let held = one().unwrap().unwrap();
+        assert!(matches!(other(), Err(Errno::EBUSY)));
+        assert!(claim().is_err());
+        fs::remove_dir(place.path().join(WORK)).unwrap();
+        assert!(claim().is_ok());
+        fs::DirBuilder::new().mode(0o700).create(place.path().join(WORK)).unwrap();
+        assert!(matches!(other(), Ok(Some(_))));
+        drop(held);
+        assert!(matches!(one(), Ok(Some(_))));
     }
 
     #[test]

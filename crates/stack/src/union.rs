@@ -6,7 +6,7 @@
 
 use super::{
     BuildError, Handle, Stack, build_in,
-    claim::{Claim, claim},
+    claim::{Claim, claim, work_lock},
 };
 use crate::spec::{BranchSpec, LayerSpec, StackSpec, UnionSpec};
 use nacre_layers::{context::Context, host::Tree};
@@ -104,7 +104,8 @@ fn member(
     let claim = claim(branch, &branch.mode, on_demand, context, warnings)?;
     let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(within)?;
     warnings.extend(stack.warnings);
-    Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work }, claim))
+    let lock = if on_demand { work_lock(branch, context) } else { None };
+    Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work, lock }, claim))
 }
 
 /// Whether the union's own directories on branches are there only while they are needed.

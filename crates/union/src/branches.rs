@@ -9,7 +9,7 @@ use crate::{
     marks::{Marks, Namespace, Style},
     options::UnionOptions,
     splitmix::mix,
-    work::{NOT_OWN, Work, WorkDirectory, WorkHome},
+    work::{NOT_OWN, Work, WorkDirectory, WorkHome, WorkLock},
 };
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
 use parking_lot::RwLock;
@@ -33,6 +33,8 @@ pub struct Member {
     /// A directory of the same layer outside of the branch's tree, where the union's own
     /// directories go (overlayfs: `workdir`); `None` for the branch's top.
     pub work: Option<Node>,
+    /// Locks the branch's work directory on demand, as long as it exists.
+    pub lock: Option<WorkLock>,
 }
 
 impl fmt::Debug for Member {
@@ -90,6 +92,8 @@ pub(crate) struct Branch {
     style: Style,
     /// Whether the union's own directories on the branch are made only when they are needed.
     work_on_demand: bool,
+    /// Locks the work directory on demand.
+    lock: Option<WorkLock>,
     place: AtomicUsize,
     flags: AtomicU8,
     /// Whether whiteouts and other marks are in `user.` attributes instead of `trusted.` ones.
@@ -109,7 +113,7 @@ impl Branch {
     /// ENOTDIR where it is no directory, EROFS where the branch should be writable but is not, EEXIST where another
     /// user's file has the name of one of the union's own directories, and errors of the storage.
     pub(crate) fn open(slot: u8, member: Member, options: &UnionOptions) -> Result<Branch> {
-        let Member { name, layer, mode, work } = member;
+        let Member { name, layer, mode, work, lock } = member;
         let root = layer.root()?;
         if root.attr.kind != nacre_vfs::Kind::Directory {
             return Err(Errno::ENOTDIR);
@@ -122,6 +126,7 @@ impl Branch {
             root_id: root.attr.id,
             style: options.whiteout,
             work_on_demand: options.work_on_demand && work.is_none(),
+            lock,
             place: AtomicUsize::new(NOWHERE),
             flags: AtomicU8::new(0),
             user_marks: AtomicBool::new(false),
@@ -165,7 +170,7 @@ impl Branch {
         if let Some(work) = self.work.get() {
             return work.reopen(&*self.layer, self.home());
         }
-        let work = Work::open(&*self.layer, self.home(), self.work_on_demand)?;
+        let work = Work::open(&*self.layer, self.home(), self.work_on_demand, self.lock.clone())?;
         let namespace = if self.work_on_demand {
             Marks::probe(&*self.layer, &self.root)?
         } else {

@@ -45,6 +45,14 @@ enum Making<'a> {
     Apart(Temporary),
 }
 
+/// A character device 0/0 that is to be left by a rename.
+pub(crate) struct PreparedDevice {
+    branch: Arc<Branch>,
+    home: Part,
+    making: Making<'static>,
+    entry: Entry,
+}
+
 /// The directory in which a file is made first.
 enum MakingHome<'a> {
     Directory(&'a Node),
@@ -350,6 +358,52 @@ impl UnionShared {
             spot.finish(&making, &entry.node, kind)?;
             Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index())?.0)
         })
+    }
+
+    /// Makes a character device 0/0 under a hidden name in a directory, on the branch for new files: whatever refuses it
+    /// (a quota) does so before a rename that is to leave it under `name`.
+    pub(crate) fn prepare_device(
+        self: &Arc<UnionShared>,
+        caller: &Caller,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+    ) -> Result<PreparedDevice> {
+        let branch = self.branch_for_new(parent, Some(name), false, parent.view().floor)?;
+        let home = self.grow(parent, &branch)?;
+        let making = Making::Hidden(branch.work()?.hidden_temporary());
+        let layer = &branch.layer;
+        let entry = layer.mknod(caller, &home.node, making.name()?, Kind::Character, 0, (0, 0))?;
+        if let Err(error) = branch.marks().keep_device(&**layer, &entry.node) {
+            layer.unlink(&OWN, &home.node, making.name()?)?;
+            return Err(error);
+        }
+        Ok(PreparedDevice { branch: Arc::clone(&branch), home, making, entry })
+    }
+
+    /// Gives a prepared device its name.
+    ///
+    /// # Errors
+    /// EXDEV where another branch would hide it there, and errors of the storage.
+    pub(crate) fn place_device(
+        &self,
+        caller: &Caller,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+        device: &PreparedDevice,
+    ) -> Result<()> {
+        self.make(caller, parent, name, On::Branch(&device.branch), &mut |spot| {
+            spot.finish(&device.making, &device.entry.node, Kind::Character)?;
+            self.born(parent, spot, device.entry.node.clone(), device.entry.attr, spot.branch.index()).map(drop)
+        })
+    }
+
+    /// Removes a prepared device that has not got its name.
+    pub(crate) fn drop_device(&self, device: &PreparedDevice) {
+        let removed = device.making.name().and_then(|name| device.branch.layer.unlink(&OWN, &device.home.node, name));
+        match removed {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(error) => tracing::warn!(branch = device.branch.index(), ?error, "a hidden device stays"),
+        }
     }
 
     pub(crate) fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {

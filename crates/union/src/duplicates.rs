@@ -6,8 +6,8 @@
 //! * the file that is shown is changed first, and removed last: whatever happens in between, it is there under one of
 //!   its names;
 //! * a copy is removed only when the file that is shown has been, or is about to be, removed by the same call, or when its
-//!   name has been given to another file; a rename that fails leaves all copies where they were, unless the process is
-//!   killed in it;
+//!   name has been given to another file; a rename that fails leaves all copies where they were, also where the process
+//!   is killed in it and another one goes on;
 //! * a copy that does not follow is hidden as in every union, so that no name comes back;
 //! * nobody changes a copy through the union that he could not change on its branch: the kernel has judged the file that is
 //!   shown alone, and branches are changed as root. A copy counts for root, and for its owner; it is removed or renamed by
@@ -19,7 +19,7 @@ use crate::{
     marks::{self, Seen},
     node::{Part, UnionNode, View},
     options::Action,
-    remove::Leftover,
+    work::{Temporary, name_aside},
 };
 use nacre_vfs::{Caller, Errno, FileId, Kind, Name, Node, RenameFlags, Result};
 use std::sync::Arc;
@@ -66,12 +66,6 @@ impl Duplicates {
     fn on(&self, branch: &Branch) -> Option<&Duplicate> {
         self.writable.iter().find(|copy| copy.branch().slot == branch.slot)
     }
-
-    /// The copies down to a branch, that one included.
-    pub(crate) fn down_to(&self, index: usize) -> &[Duplicate] {
-        let end = self.writable.iter().take_while(|copy| copy.branch().index() <= index).count();
-        self.writable.get(..end).unwrap_or_default()
-    }
 }
 
 /// The old and the new name of a rename, each with a view of its directory.
@@ -89,47 +83,82 @@ pub(crate) struct BothCopies {
     pub(crate) to: Duplicates,
 }
 
-/// A copy in the work directory of its branch.
-pub(crate) struct CopyAside {
+/// A file or an empty directory that waits for the end of a rename under a hidden name beside its own. Each process
+/// finds it there by its name: the next one gives it back its name, or finishes with it (`interrupted.rs`).
+pub(crate) struct Aside {
     home: Part,
-    leftover: Leftover,
+    name: Vec<u8>,
+    pub(crate) hidden: Temporary,
 }
 
-impl CopyAside {
-    /// The file to be deleted once the rename is done.
-    pub(crate) fn into_leftover(self) -> Leftover {
-        self.leftover
+impl Aside {
+    /// Gives a file its hidden name.
+    ///
+    /// # Errors
+    /// Errors of the storage.
+    pub(crate) fn hide(caller: &Caller, home: &Part, name: Name<'_>) -> Result<Aside> {
+        let hidden = name_aside(name.bytes());
+        home.branch.layer.rename(caller, &home.node, name, &home.node, hidden.name()?, RenameFlags(0))?;
+        Ok(Aside { home: home.clone(), name: name.bytes().to_vec(), hidden })
     }
 
-    fn put_back(&self, name: Name<'_>) -> Result<()> {
-        let (branch, work) = (self.leftover.branch(), self.leftover.branch().work_directory()?);
-        branch.layer.rename(
-            &OWN,
-            &work,
-            self.leftover.name()?,
-            &self.home.node,
-            name,
-            RenameFlags(RenameFlags::NOREPLACE),
-        )
+    /// Finds the file that an earlier process has hidden.
+    ///
+    /// # Errors
+    /// Errors of the storage.
+    pub(crate) fn find(home: &Part, name: Name<'_>) -> Result<Option<Aside>> {
+        let hidden = name_aside(name.bytes());
+        match home.branch.layer.lookup(&OWN, &home.node, hidden.name()?) {
+            Ok(_) => Ok(Some(Aside { home: home.clone(), name: name.bytes().to_vec(), hidden })),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn branch(&self) -> &Arc<Branch> {
+        &self.home.branch
+    }
+
+    pub(crate) fn directory(&self) -> &Node {
+        &self.home.node
+    }
+
+    /// Whether it is the file of this name in a directory.
+    fn is_of(&self, directory: &View, name: Name<'_>) -> bool {
+        self.name == name.bytes() && directory.on(self.branch()).is_some_and(|home| home.id == self.home.id)
+    }
+
+    /// Gives it a name that is free.
+    pub(crate) fn take(&self, home: &Part, name: Name<'_>) -> Result<()> {
+        let flags = RenameFlags(RenameFlags::NOREPLACE);
+        self.branch().layer.rename(&OWN, &self.home.node, self.hidden.name()?, &home.node, name, flags)
+    }
+
+    pub(crate) fn put_back(&self) -> Result<()> {
+        self.take(&self.home, Name::new(&self.name)?)
+    }
+
+    /// Removes a file. One that cannot be removed only takes up space.
+    pub(crate) fn remove(&self) {
+        let removed = self.hidden.name().and_then(|hidden| self.branch().layer.unlink(&OWN, &self.home.node, hidden));
+        if let Err(error) = removed {
+            tracing::warn!(branch = %self.branch().name.display(), ?error, "a hidden copy of a replaced file stays");
+        }
     }
 }
 
-/// Moves copies to the work directories of their branches, all or none. A process that is killed meanwhile loses them: the
-/// next one empties the work directories.
+/// Gives copies hidden names, all or none.
 ///
 /// # Errors
 /// Errors of the storage.
-pub(crate) fn set_aside(copies: &[Duplicate], name: Name<'_>) -> Result<Vec<CopyAside>> {
+pub(crate) fn set_aside(copies: &[Duplicate], name: Name<'_>) -> Result<Vec<Aside>> {
     let mut aside = Vec::with_capacity(copies.len());
     for copy in copies.iter().rev() {
-        match set_one_aside(copy, name) {
+        match Aside::hide(&OWN, &copy.home, name) {
             Ok(one) => aside.push(one),
-            // The directory is on a file system mounted inside the branch, or on a subvolume: its copy is lost where the
-            // rename fails.
-            Err(Errno::EXDEV) => copy.branch().layer.unlink(&OWN, &copy.home.node, name)?,
             Err(error) => {
                 // What cannot be put back is in the log.
-                let _ = put_back(&aside, name);
+                let _ = put_back(&aside);
                 return Err(error);
             }
         }
@@ -137,24 +166,17 @@ pub(crate) fn set_aside(copies: &[Duplicate], name: Name<'_>) -> Result<Vec<Copy
     Ok(aside)
 }
 
-fn set_one_aside(copy: &Duplicate, name: Name<'_>) -> Result<CopyAside> {
-    let branch = copy.branch();
-    let (temporary, work) = (branch.work()?.temporary(), branch.work_directory()?);
-    branch.layer.rename(&OWN, &copy.home.node, name, &work, temporary.name()?, RenameFlags(0))?;
-    Ok(CopyAside { home: copy.home.clone(), leftover: Leftover::new(branch, temporary) })
-}
-
-/// Gives copies their name again.
+/// Gives files their names again.
 ///
 /// # Errors
-/// The first error of the storage: that copy stays in its work directory until the next start.
-pub(crate) fn put_back(aside: &[CopyAside], name: Name<'_>) -> Result<()> {
+/// The first error of the storage: that file keeps its hidden name.
+pub(crate) fn put_back(aside: &[Aside]) -> Result<()> {
     let mut all = Ok(());
-    for copy in aside {
-        let done = copy.put_back(name);
+    for one in aside {
+        let done = one.put_back();
         if let Err(error) = &done {
-            let branch = copy.leftover.branch();
-            tracing::warn!(branch = %branch.name.display(), ?error, "a copy of a file is lost: it cannot get its name again");
+            let branch = one.branch();
+            tracing::warn!(branch = %branch.name.display(), ?error, "a file keeps a hidden name: it cannot get its own again");
         }
         all = all.and(done);
     }
@@ -305,29 +327,21 @@ impl UnionShared {
         if self.changes_duplicates(Action::Link) { self.duplicates_of(caller, node) } else { Ok(Vec::new()) }
     }
 
-    /// Renames the copies of a file that has just been renamed, and removes the replaced file on branches where
-    /// the file has no copy. The names of both directories are locked.
+    /// Renames the copies of a file that has just been renamed; those of a replaced file have hidden names by now. The
+    /// names of both directories are locked.
     ///
     /// # Errors
     /// A copy could be neither renamed nor removed nor hidden.
     pub(crate) fn duplicates_follow(&self, caller: &Caller, old: &UnionNode, names: BothNames<'_>) -> Result<()> {
         let BothNames { from: (source, from), to: (target, to), index } = names;
-        let moving = self.duplicates(caller, source, from, index)?.writable;
-        let replaced = self.duplicates(caller, target, to, index)?.writable;
-        let (mut stays, mut followed) = (false, Vec::new());
-        for copy in &moving {
+        let mut stays = false;
+        for copy in &self.duplicates(caller, source, from, index)?.writable {
             let home = target.on(copy.branch()).map(|part| Home { part, directory: target, judged: index });
-            match follow(caller, copy, from, home, to) {
-                Ok(()) => followed.push(copy.branch().slot),
-                Err(error) => {
-                    tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a renamed file is removed");
-                    stays |= copy.branch().layer.unlink(&OWN, &copy.home.node, from).is_err();
-                }
+            if let Err(error) = follow(caller, copy, from, home, to) {
+                tracing::warn!(branch = %copy.branch().name.display(), ?error, "a copy of a renamed file is removed");
+                stays |= copy.branch().layer.unlink(&OWN, &copy.home.node, from).is_err();
             }
         }
-        let left: Vec<Duplicate> =
-            replaced.into_iter().filter(|copy| !followed.contains(&copy.branch().slot)).collect();
-        self.remove_hidden_duplicates(&left, to);
         if stays {
             let home = source.parts.iter().find(|part| part.branch.index() == index).ok_or(Errno::EIO)?;
             self.hide(old, home, from)?;
@@ -349,31 +363,52 @@ impl UnionShared {
         })
     }
 
-    /// Exchanges the copies of two files that have just exchanged their names. A branch that has a copy of one of them only
-    /// gives it the other name. A copy that cannot follow stays under its name, hidden by the file above.
-    pub(crate) fn exchange_copies(&self, caller: &Caller, copies: &BothCopies, names: BothNames<'_>) {
+    /// Gives the copies of two files hidden names before the files exchange theirs: each copy gets the other name after
+    /// that, in this process or in the next one. A copy that cannot follow keeps its name, hidden by the file above.
+    ///
+    /// # Errors
+    /// A copy that could not get back its name.
+    pub(crate) fn set_copies_aside(
+        &self,
+        caller: &Caller,
+        copies: &BothCopies,
+        names: BothNames<'_>,
+    ) -> Result<Vec<Aside>> {
         let BothNames { from: (source, from), to: (target, to), index: judged } = names;
-        for copy in &copies.from.writable {
-            let branch = copy.branch();
-            let done = match copies.to.on(branch) {
-                // Two names of one file.
-                Some(other) if other.id == copy.id => Ok(()),
-                Some(other) => {
-                    let flags = RenameFlags(RenameFlags::EXCHANGE);
-                    branch.layer.rename(caller, &copy.home.node, from, &other.home.node, to, flags)
+        let mut aside = Vec::new();
+        for (own, others, name, (directory, other_name)) in
+            [(&copies.from, &copies.to, from, (target, to)), (&copies.to, &copies.from, to, (source, from))]
+        {
+            for copy in &own.writable {
+                let branch = copy.branch();
+                let hidden = match others.on(branch) {
+                    // Two names of one file.
+                    Some(other) if other.id == copy.id => continue,
+                    Some(_) => Aside::hide(caller, &copy.home, name),
+                    None => {
+                        let home = directory.on(branch).map(|part| Home { part, directory, judged });
+                        may_follow(caller, home, other_name).and_then(|()| Aside::hide(caller, &copy.home, name))
+                    }
+                };
+                match hidden {
+                    Ok(one) => aside.push(one),
+                    Err(error) => warn_of_name(branch, &error),
                 }
-                None => {
-                    let home = target.on(branch).map(|part| Home { part, directory: target, judged });
-                    follow(caller, copy, from, home, to)
-                }
-            };
-            warn_of_name(branch, done);
+            }
         }
-        for copy in &copies.to.writable {
-            let branch = copy.branch();
-            if copies.from.on(branch).is_none() {
-                let home = source.on(branch).map(|part| Home { part, directory: source, judged });
-                warn_of_name(branch, follow(caller, copy, to, home, from));
+        Ok(aside)
+    }
+
+    /// Gives copies with hidden names the names of the other file.
+    pub(crate) fn exchange_copies(&self, aside: &[Aside], names: BothNames<'_>) {
+        let BothNames { from: (source, from), to: (target, to), .. } = names;
+        for copy in aside {
+            let (view, name) = if copy.is_of(source, from) { (target, to) } else { (source, from) };
+            let done = view.on(copy.branch()).ok_or(Errno::ENOENT).and_then(|home| copy.take(home, name));
+            if let Err(error) = done {
+                warn_of_name(copy.branch(), &error);
+                // What cannot be put back is in the log.
+                let _ = put_back(std::slice::from_ref(copy));
             }
         }
     }
@@ -392,10 +427,19 @@ fn is_below(directory: &View, name: Name<'_>, file: &Part) -> Result<bool> {
     Ok(false)
 }
 
-fn warn_of_name(branch: &Branch, done: Result<()>) {
-    if let Err(error) = done {
-        tracing::warn!(branch = %branch.name.display(), ?error, "a copy of an exchanged file keeps its name");
+fn warn_of_name(branch: &Branch, error: &Errno) {
+    tracing::warn!(branch = %branch.name.display(), ?error, "a copy of an exchanged file keeps its name");
+}
+
+/// Whether a copy may get a name that must be free on its branch.
+fn may_follow(caller: &Caller, home: Option<Home<'_>>, name: Name<'_>) -> Result<()> {
+    let home = home.ok_or(Errno::ENOENT)?;
+    match home.part.branch.layer.lookup(&OWN, &home.part.node, name) {
+        Err(Errno::ENOENT) => {}
+        Ok(_) => return Err(Errno::EEXIST),
+        Err(error) => return Err(error),
     }
+    if home.may_change(caller, None)? { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// A directory on a lower branch, and the branch on which the kernel has judged the same directory.

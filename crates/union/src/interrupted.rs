@@ -10,6 +10,10 @@
 //! | the empty directory that was replaced | the directory | the empty one is removed (storage without attributes) |
 //! | a copy of the file on a lower branch | the file | the copies are renamed, too (`duplicates.rs`) |
 //! | nothing | the file | a replaced file of a lower branch is removed (`remove_replaced`) |
+//! | the other file | the file | copies that wait under hidden names get the other names (`exchange_copies`) |
+//!
+//! Files that wait under hidden names beside their own ([`Aside`]) are removed, or get back their names where no step is
+//! visible. Each step can be taken again by a later process, if this one is killed as well.
 //!
 //! In every other state no step is visible yet, or the rename is complete. Invariant: the kernel locks both
 //! names as long as the caller of the rename waits, so no other process in the mount has made either. Files that
@@ -17,12 +21,12 @@
 
 use crate::{
     OWN, Union, UnionShared,
-    duplicates::BothNames,
+    duplicates::{Aside, BothNames},
     lookup::FoundFile,
     node::{Part, UnionNode, View, lock_names},
     options::Action,
 };
-use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Layer, Name, RenameFlags, Result};
+use nacre_vfs::{Errno, FileId, FinishRename, InterruptedRename, Kind, Layer, Name, RenameFlags, Result};
 use std::sync::{Arc, atomic::Ordering};
 
 /// How far a rename got.
@@ -54,7 +58,9 @@ impl FinishRename for Union {
     fn undo_rename(&self, rename: &InterruptedRename<'_>) -> Result<()> {
         let shared = self.shared();
         let _branches = shared.gate.read();
-        shared.undo_rename(rename)
+        // The new name first: a copy that waits may need it.
+        shared.undo_link(rename)?;
+        shared.end_waiting(rename, false)
     }
 }
 
@@ -76,7 +82,54 @@ impl UnionShared {
         if let Some(replaced) = rename.replaced.filter(|_| !rename.exchange) {
             self.remove_interrupted(rename, replaced)?;
         }
+        self.end_waiting(rename, true)?;
         Ok(true)
+    }
+
+    /// Finishes with the files that wait for the end of the rename under hidden names, or gives them back their names.
+    fn end_waiting(&self, rename: &InterruptedRename<'_>, is_done: bool) -> Result<()> {
+        if !self.options.duplicates {
+            return Ok(());
+        }
+        let (old, new) = (self.directory(rename.parent)?, self.directory(rename.new_parent)?);
+        let _names = lock_names(&[&old, &new]);
+        let sides = [(&new, rename.new_name, &old, rename.name), (&old, rename.name, &new, rename.new_name)];
+        let sides = if rename.exchange { &sides[..] } else { &sides[..1] };
+        for (directory, name, other, other_name) in sides {
+            for home in directory.view().parts.iter().filter(|home| home.branch.is_writable()) {
+                let Some(waiting) = Aside::find(home, *name)? else { continue };
+                if is_done && !rename.exchange {
+                    self.remove_waiting(&waiting)?;
+                    continue;
+                }
+                let view = other.view();
+                let taken = match view.on(&home.branch).filter(|_| is_done) {
+                    Some(home) => waiting.take(home, *other_name),
+                    None => Err(Errno::ENOENT),
+                };
+                match taken.or_else(|_| waiting.put_back()) {
+                    Ok(()) => {}
+                    Err(error) => {
+                        tracing::warn!(branch = %home.branch.name.display(), ?error, "a file keeps a hidden name");
+                    }
+                }
+            }
+            self.listings.forget(directory.id);
+        }
+        Ok(())
+    }
+
+    /// Removes a replaced file, or an empty directory.
+    fn remove_waiting(&self, waiting: &Aside) -> Result<()> {
+        let (branch, directory, hidden) = (waiting.branch(), waiting.directory(), waiting.hidden.name()?);
+        match branch.layer.lookup(&OWN, directory, hidden)?.attr.kind {
+            Kind::Directory => {
+                let leftover = self.move_out(branch, directory, hidden)?;
+                self.clear(leftover.as_slice());
+            }
+            _ => waiting.remove(),
+        }
+        Ok(())
     }
 
     fn named<'a>(&self, directory: &'a Arc<UnionNode>, name: Name<'a>) -> Result<Held<'a>> {
@@ -183,7 +236,7 @@ impl UnionShared {
     }
 
     /// Removes the new name that `replace_above` has made below the name that it hides.
-    fn undo_rename(&self, rename: &InterruptedRename<'_>) -> Result<()> {
+    fn undo_link(&self, rename: &InterruptedRename<'_>) -> Result<()> {
         let (old, new) = (self.directory(rename.parent)?, self.directory(rename.new_parent)?);
         let _names = lock_names(&[&old, &new]);
         let (from, to) = (self.named(&old, rename.name)?, self.named(&new, rename.new_name)?);

@@ -94,6 +94,7 @@ pub use policy::{
 pub use relocate::{Left, Stay};
 pub use tier::{Candidate, PlannedMove, Step, TierFigures, TierReport, TierRules, TierStatus, TierView, Why, plan};
 pub use union::{Edit, UnionError};
+pub use work::{HeldWork, WorkLock};
 
 use arc_swap::ArcSwap;
 use branches::Branch;

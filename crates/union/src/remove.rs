@@ -30,11 +30,6 @@ impl Leftover {
         Leftover { branch: Arc::clone(branch), temporary }
     }
 
-    /// Where it is.
-    pub(crate) fn branch(&self) -> &Arc<Branch> {
-        &self.branch
-    }
-
     /// Its name in the work directory.
     ///
     /// # Errors

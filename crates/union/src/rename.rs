@@ -10,10 +10,10 @@
 //! | a file | on a writable branch, down to the limit | nothing | `move_file` |
 //! | a file | on a read-only one, or below the limit | it is copied up; one open on a writable branch cannot be: EXDEV | `raise_file`, `copy_up.rs` |
 //! | a file, over a file of a writable branch above | on a writable branch | it gets the new name there, too; the one above is removed | `replace_above` |
-//! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it; copies of a replaced file above wait in the work directories until the rename is done | `duplicates_follow`, `duplicates.rs` |
+//! | a file, with copies on lower branches that are changed with it | on a writable branch | each copy is renamed on its branch after it; copies of a replaced file have hidden names until the rename is done | `duplicates_follow`, `duplicates.rs` |
 //! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
 //! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
-//! | the same with `duplicates=change`, over an empty directory of writable branches | | the empty one goes to the work directories | `move_over_empty` |
+//! | the same with `duplicates=change`, over an empty directory of writable branches | | the empty one gets a hidden name | `move_over_empty` |
 //! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
 //! | a directory | on several branches, or on a read-only one | its content is copied to one branch, as far as `directory_copy_limit` allows | `copy_up_dir`, `copy_up_dir.rs` |
 //! | the same, with more in it | | with redirects, the upper part gets one; else EXDEV | `redirect_directory`, `redirect.rs` |
@@ -30,7 +30,7 @@ use crate::{
     ATTEMPTS, OWN, UnionShared,
     branches::Branch,
     create::check_name,
-    duplicates::{BothNames, CopyAside, put_back, set_aside},
+    duplicates::{Aside, BothNames, put_back, set_aside},
     identity,
     lookup::{FoundFile, Sight},
     marks::{Marks, Style},
@@ -153,9 +153,20 @@ impl UnionShared {
         to: (&Node, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        self.rename(caller, from, to, flags)?;
-        let left = self.leave_device(caller, from.0, from.1);
-        if let Err(error) = left {
+        check_existing(from.1)?;
+        let parent = self.directory(from.0)?;
+        let device = self.prepare_device(caller, &parent, from.1)?;
+        let renamed = self.rename(caller, from, to, flags);
+        if renamed.is_err() {
+            self.drop_device(&device);
+            return renamed;
+        }
+        let placed = self.place_device(caller, &parent, from.1, &device);
+        if placed.is_ok() {
+            return Ok(());
+        }
+        self.drop_device(&device);
+        if let Err(error) = self.leave_device(caller, from.0, from.1) {
             // The replaced file is gone, but the renamed file keeps its old name.
             self.rename(caller, to, from, RenameFlags(RenameFlags::NOREPLACE))?;
             return Err(error);
@@ -293,20 +304,18 @@ impl UnionShared {
         if let Some(branch) = copies.branches().find(|branch| target.on(branch).is_none()) {
             return Ok(RenameStep::Grow(Arc::clone(to.spot.parent), Arc::clone(branch)));
         }
-        // Between a replaced file and the branch of the new one, the replaced file's own copies would hide the
-        // new one. They come back where the rename fails.
+        // Copies of the replaced file would hide the new one, or be taken for its copies. They come back where the
+        // rename fails.
         let mut aside = Vec::new();
-        if let Some(found) = to.side.found().filter(|found| !found.is_directory())
-            && found.top()?.branch.index() < index
-        {
-            let between = self.duplicates(caller, target, to.spot.name, found.top()?.branch.index())?;
-            aside = set_aside(between.down_to(index), to.spot.name)?;
+        if let Some(found) = to.side.found().filter(|found| !found.is_directory()) {
+            let replaced = self.duplicates(caller, target, to.spot.name, found.top()?.branch.index())?;
+            aside = set_aside(&replaced.writable, to.spot.name)?;
         }
         match self.move_shown(caller, from, to, Some(copies.remains)) {
-            Ok(RenameStep::Done(mut leftovers)) => {
-                leftovers.extend(aside.into_iter().map(CopyAside::into_leftover));
+            Ok(RenameStep::Done(leftovers)) => {
                 let names = BothNames { from: (source, from.spot.name), to: (target, to.spot.name), index };
                 let followed = self.duplicates_follow(caller, from.spot.parent, names);
+                aside.iter().for_each(Aside::remove);
                 if let Err(error) = followed {
                     self.clear(&leftovers);
                     return Err(error);
@@ -317,11 +326,10 @@ impl UnionShared {
                 let replaced = to.side.found();
                 let shown = self.sight(&OWN, target, to.spot.name)?.found;
                 if is_same_file(shown.as_ref(), replaced) {
-                    put_back(&aside, to.spot.name)?;
+                    put_back(&aside)?;
                 } else {
                     // It was removed before another step failed: its copies would come in its place.
-                    let leftovers: Vec<Leftover> = aside.into_iter().map(CopyAside::into_leftover).collect();
-                    self.clear(&leftovers);
+                    aside.iter().for_each(Aside::remove);
                 }
                 other
             }
@@ -695,8 +703,8 @@ impl UnionShared {
             && !self.shows_below(&source.view, old.name, last.branch.index())?)
     }
 
-    /// Renames a directory of a pool on each of its branches over one in which nothing can be seen. That one is in the
-    /// work directories of its branches meanwhile, and comes back where the rename fails; a crash takes it away.
+    /// Renames a directory of a pool on each of its branches over one in which nothing can be seen. That one has a hidden
+    /// name meanwhile ([`Aside`]), and comes back where the rename fails.
     /// `None` where one of both is not on writable branches alone.
     fn move_over_empty(
         &self,
@@ -723,27 +731,25 @@ impl UnionShared {
             self.move_everywhere(caller, from, RenameTarget { spot: new, side: &free })
         });
         if !matches!(moved, Ok(Some(_))) {
-            for leftover in aside.iter().rev() {
-                let home = target.view.on(leftover.branch()).ok_or(Errno::EIO)?;
-                let (branch, work) = (leftover.branch(), leftover.branch().work_directory()?);
-                branch.layer.rename(&OWN, &work, leftover.name()?, &home.node, new.name, RenameFlags(0))?;
-            }
+            put_back(&aside)?;
             return moved;
         }
         replaced.leave(new.parent, new.name.bytes(), true);
         self.listings.forget(replaced.id);
-        Ok(Some(RenameStep::Done(aside)))
+        let mut leftovers = Vec::with_capacity(aside.len());
+        for empty in &aside {
+            leftovers.extend(self.move_out(empty.branch(), empty.directory(), empty.hidden.name()?)?);
+        }
+        Ok(Some(RenameStep::Done(leftovers)))
     }
 
-    /// Moves a directory to the work directories of its branches. False where there is a file in it then, which
-    /// somebody has put there on a branch.
-    fn set_aside(&self, empties: RenameSource<'_>, aside: &mut Vec<Leftover>) -> Result<bool> {
+    /// Gives a directory hidden names on its branches. False where there is a file in it then, which somebody has put
+    /// there on a branch.
+    fn set_aside(&self, empties: RenameSource<'_>, aside: &mut Vec<Aside>) -> Result<bool> {
         let RenameSource { spot, side, node } = empties;
         for part in &*node.parts() {
-            let (branch, home) = (&part.branch, side.view.on(&part.branch).ok_or(Errno::EIO)?);
-            let (temporary, work) = (branch.work()?.temporary(), branch.work_directory()?);
-            branch.layer.rename(&OWN, &home.node, spot.name, &work, temporary.name()?, RenameFlags(0))?;
-            aside.push(Leftover::new(branch, temporary));
+            let home = side.view.on(&part.branch).ok_or(Errno::EIO)?;
+            aside.push(Aside::hide(&OWN, home, spot.name)?);
             if !holds_marks_only(part)? {
                 return Ok(false);
             }
@@ -870,8 +876,13 @@ impl UnionShared {
                 moving.settle(moving.parts().to_vec(), branch.index());
             }
         }
-        layer.rename(caller, &home.node, old.name, &new_home.node, new.name, RenameFlags(RenameFlags::EXCHANGE))?;
-        self.exchange_copies(caller, &copies, names);
+        let aside = self.set_copies_aside(caller, &copies, names)?;
+        let flags = RenameFlags(RenameFlags::EXCHANGE);
+        if let Err(error) = layer.rename(caller, &home.node, old.name, &new_home.node, new.name, flags) {
+            put_back(&aside)?;
+            return Err(error);
+        }
+        self.exchange_copies(&aside, names);
         node.leave(old.parent, old.name.bytes(), false);
         swapped.leave(new.parent, new.name.bytes(), false);
         self.moved(node, &one, old, new, new_home)?;

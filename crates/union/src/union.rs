@@ -101,7 +101,7 @@ impl Union {
         options: UnionOptions,
     ) -> std::result::Result<Union, UnionError> {
         let name = |index: usize| PathBuf::from(format!("branch {}", index + 1));
-        let member = |(index, (layer, mode))| Member { name: name(index), layer, mode, work: None };
+        let member = |(index, (layer, mode))| Member { name: name(index), layer, mode, work: None, lock: None };
         Union::named(branches.into_iter().enumerate().map(member).collect(), options)
     }
 

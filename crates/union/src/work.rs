@@ -5,19 +5,24 @@
 //! next to the branch (overlayfs' `workdir`), so that the branch has users' files only. Files that a crash
 //! leaves in the work directory are useless: it is emptied when the branch is opened. *On demand*
 //! ([`crate::UnionOptions::work_on_demand`]) both are created when they are first needed; the work directory is
-//! removed after its last user and its last file, the index at the next start.
+//! removed after its last user and its last file, the index at the next start. As long as it exists, it is locked
+//! ([`WorkLock`]): two processes whose claims do not know each other never build in it at the same time.
 //!
 //! Invariants: a directory that is found under one of these names is used only if it is the union's own
 //! ([`is_own`]): where all users may write to the branch's root, any of them can make it, and would change files before
 //! they get their names. The lock of a work directory on demand is held while the directory is created and removed, and is
 //! the last in the lock order of the union.
 
-use crate::{OWN, listing};
+use crate::{ATTEMPTS, OWN, listing};
 use nacre_vfs::{Attr, Errno, Kind, Layer, Name, Node, Result, SetAttr, SetTime};
 use parking_lot::{Mutex, RwLock};
 use std::{
+    any::Any,
     ops::Deref,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -29,6 +34,8 @@ const WORK_APART: &[u8] = b"work";
 const LINKS_APART: &[u8] = b"links";
 /// Prefix of temporary names outside the work directory.
 const HIDDEN: &str = ".wh..wh.tmp.";
+/// Prefix of names under which files wait for the end of a rename.
+const ASIDE: &str = ".wh..wh.old.";
 const MODE: u32 = 0o700;
 /// Why a directory under one of these names is not used.
 pub(crate) const NOT_OWN: &str = "another user's file has a name of the union's own (.wh..wh.work, .wh..wh.links), or others may enter it: remove it";
@@ -58,6 +65,7 @@ impl<'a> WorkHome<'a> {
 }
 
 /// A unique temporary name.
+#[derive(Clone)]
 pub(crate) struct Temporary(Vec<u8>);
 
 impl Temporary {
@@ -70,6 +78,15 @@ impl Temporary {
     }
 }
 
+/// A hidden name beside a name, under which its file waits for the end of a rename: the same in each process.
+pub(crate) fn name_aside(name: &[u8]) -> Temporary {
+    // FNV-1a; a name with a prefix could be too long.
+    let digest = name
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| (digest ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    Temporary(format!("{ASIDE}{digest:016x}").into_bytes())
+}
+
 /// Whether a temporary name is of an earlier run: every one without a present work directory.
 pub(crate) fn is_left_over(present: Option<&Work>, name: &[u8]) -> bool {
     let number = name.strip_prefix(HIDDEN.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
@@ -77,12 +94,29 @@ pub(crate) fn is_left_over(present: Option<&Work>, name: &[u8]) -> bool {
     number.is_some_and(|number| present.is_none_or(|work| number < work.start))
 }
 
+/// The lock of a work directory on demand, until it is dropped.
+pub type HeldWork = Box<dyn Any + Send + Sync>;
+/// Locks a work directory on demand against unions of other processes; `None` where the directory is not there.
+///
+/// # Errors
+/// EBUSY where another process has the lock.
+pub type WorkLock = Arc<dyn Fn() -> Result<Option<HeldWork>> + Send + Sync>;
+
 /// The state of a work directory on demand.
-#[derive(Default)]
 struct OnDemand {
-    /// The directory, if it exists.
-    directory: Option<Node>,
+    lock: Option<WorkLock>,
+    /// The directory, if it exists, and its lock.
+    directory: Option<(Node, Option<HeldWork>)>,
     users: usize,
+}
+
+impl OnDemand {
+    /// Locks the directory, which exists; false where it was removed meanwhile.
+    fn locked(&self) -> Result<(bool, Option<HeldWork>)> {
+        let Some(lock) = &self.lock else { return Ok((true, None)) };
+        let held = lock()?;
+        Ok((held.is_some(), held))
+    }
 }
 
 enum WorkPlace {
@@ -138,10 +172,11 @@ impl Work {
     /// EROFS where the branch cannot be written, EEXIST where another user's file has the name, and errors of the
     /// storage.
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
-    pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool) -> Result<Work> {
+    pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool, lock: Option<WorkLock>) -> Result<Work> {
         let place = if on_demand {
-            let directory = emptied_if_there(layer, home)?;
-            WorkPlace::OnDemand(Mutex::new(OnDemand { directory, users: 0 }))
+            let mut state = OnDemand { lock, directory: None, users: 0 };
+            state.directory = emptied_if_there(layer, home, &state)?;
+            WorkPlace::OnDemand(Mutex::new(state))
         } else {
             WorkPlace::Kept(RwLock::new(made_and_emptied(layer, home)?))
         };
@@ -162,7 +197,8 @@ impl Work {
             WorkPlace::Kept(node) => *node.write() = made_and_emptied(layer, home)?,
             WorkPlace::OnDemand(state) => {
                 let mut state = state.lock();
-                state.directory = emptied_if_there(layer, home)?;
+                state.directory = None;
+                state.directory = emptied_if_there(layer, home, &state)?;
             }
         }
         Ok(())
@@ -177,14 +213,10 @@ impl Work {
             WorkPlace::Kept(node) => node.read().clone(),
             WorkPlace::OnDemand(state) => {
                 let mut state = state.lock();
-                let node = match &state.directory {
-                    Some(node) => node.clone(),
-                    None => {
-                        let name = home.name(WORK, WORK_APART);
-                        unnoticed(layer, home.directory(), || make(layer, home, name))?
-                    }
-                };
-                state.directory = Some(node.clone());
+                if state.directory.is_none() {
+                    state.directory = Some(made_and_locked(layer, home, &state)?);
+                }
+                let node = state.directory.as_ref().map(|(node, _)| node.clone()).ok_or(Errno::EIO)?;
                 state.users += 1;
                 node
             }
@@ -230,11 +262,32 @@ fn made_and_emptied(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Node> {
 }
 
 /// Empties and removes the work directory; answers it where it stays all the same.
-fn emptied_if_there(layer: &dyn Layer, home: WorkHome<'_>) -> Result<Option<Node>> {
+fn emptied_if_there(
+    layer: &dyn Layer,
+    home: WorkHome<'_>,
+    state: &OnDemand,
+) -> Result<Option<(Node, Option<HeldWork>)>> {
     let name = home.name(WORK, WORK_APART);
     let Some(directory) = find(layer, home, name)? else { return Ok(None) };
+    let (is_there, held) = state.locked()?;
+    if !is_there {
+        return Ok(None);
+    }
     listing::purge(layer, &directory)?;
-    if remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(Some(directory)) }
+    if remove_if_empty(layer, home, name)? { Ok(None) } else { Ok(Some((directory, held))) }
+}
+
+/// The work directory, made where it is missing, and locked. Another process may remove it before it is locked.
+fn made_and_locked(layer: &dyn Layer, home: WorkHome<'_>, state: &OnDemand) -> Result<(Node, Option<HeldWork>)> {
+    let name = home.name(WORK, WORK_APART);
+    for _ in 0..ATTEMPTS {
+        unnoticed(layer, home.directory(), || make(layer, home, name))?;
+        let (is_there, held) = state.locked()?;
+        if is_there && let Some(node) = find(layer, home, name)? {
+            return Ok((node, held));
+        }
+    }
+    Err(Errno::EBUSY)
 }
 
 fn make(layer: &dyn Layer, home: WorkHome<'_>, name: &[u8]) -> Result<Node> {

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::following::Following;
 use super::objects::Objects;
 use super::{holds, moves, refused};
-use crate::system_places::{is_of_the_system, resolved};
+use crate::system_places::is_of_the_system;
 use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
 
 /// Arguments of `receive`.
@@ -71,11 +71,20 @@ impl Read for Incoming<'_> {
     }
 }
 
-/// Whether a stream's mount point there is refused, also where it leads through symbolic links. The
-/// home of root is refused as a whole.
-fn is_refused_place(at: &Path) -> bool {
-    let is_refused = |path: &Path| is_of_the_system(path) || path.starts_with("/root");
-    is_refused(at) || is_refused(&resolved(at))
+/// Whether a stream's mount point is refused there. The home of root is refused as a whole.
+fn is_refused_place(path: &Path) -> bool {
+    is_of_the_system(path) || path.starts_with("/root")
+}
+
+/// Why a stream's mount point is refused, where its path or the end of its links is a place of the system, or does
+/// not answer; else whether the directory has content.
+fn examine(mounts: &dyn Mounts, at: &Path) -> Result<bool, &'static str> {
+    const OF_THE_SYSTEM: &str = "that is a place of the system";
+    if is_refused_place(at) {
+        return Err(OF_THE_SYSTEM);
+    }
+    let Some(state) = mounts.examine(at) else { return Err("a file system on that path does not answer") };
+    if is_refused_place(&state.real) { Err(OF_THE_SYSTEM) } else { Ok(state.is_full) }
 }
 
 /// Properties that give rights to a stream's content (`setuid`, `devices`) or show it to other machines (`sharenfs`, `sharesmb`), with
@@ -548,10 +557,12 @@ fn free_place(
         return Ok(());
     }
     // The next import may be without the altroot.
-    let of_the_system = is_refused_place(Path::new(value)) || is_refused_place(&at);
-    let full = std::fs::read_dir(&at).is_ok_and(|mut entries| entries.next().is_some());
-    if of_the_system || full || there.is_some() {
-        let what = if of_the_system { "that is a place of the system" } else { "something is there already" };
+    let without_altroot = if pool.opening.altroot.is_some() { examine(mounts, Path::new(value)) } else { Ok(false) };
+    let what = match without_altroot.and_then(|_| examine(mounts, &at)) {
+        Err(why) => Some(why),
+        Ok(is_full) => (is_full || there.is_some()).then_some("something is there already"),
+    };
+    if let Some(what) = what {
         let why = format!("{doing}: the stream sets mountpoint={value}, and {what}");
         return Err(Refusal::new(Kind::Exists, why).next(
             "'-x mountpoint' mounts it below its parent here, '-o mountpoint=PATH' elsewhere, '-o mountpoint=none' nowhere",

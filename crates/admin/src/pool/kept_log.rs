@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nacre_pool::backend::LocalLog;
 use nacre_remote::Address;
+use serde::Deserialize;
 
 use crate::refusal::{Kind, Refusal};
 
@@ -23,12 +24,12 @@ fn number(address: &str) -> u64 {
 }
 
 /// Name of the files of a pool at this address: a copy of its bucket is another pool with the same GUID.
-fn name(address: &str, pool: u64) -> String {
+pub(super) fn name(address: &str, pool: u64) -> String {
     format!("{pool:016x}-{:016x}", number(address))
 }
 
 /// Name of the files of a pool that older versions have made, whatever its address.
-fn older_name(pool: u64) -> String {
+pub(super) fn older_name(pool: u64) -> String {
     format!("{pool:016x}")
 }
 
@@ -57,7 +58,12 @@ pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Resul
     let opened = LocalLog::open(&directory, pool, number(address)).and_then(|log| {
         let older = older.is_dir().then_some(older);
         let all_own = is_own(&directory)? && older.as_deref().map_or(Ok(true), is_own)?;
-        if all_own { Ok(log.with_older(older)) } else { Err(std::io::Error::other("it belongs to another user")) }
+        let is_of_address = was_at(address, pool, state);
+        if all_own {
+            Ok(log.with_older(older, is_of_address))
+        } else {
+            Err(std::io::Error::other("it belongs to another user"))
+        }
     });
     match opened {
         Ok(log) => Ok(Ok(Some(log))),
@@ -70,6 +76,20 @@ pub(crate) fn of(address: &str, pool: u64, state: Option<&Path>) -> Result<Resul
             Ok(Err(format!("'{}': {error}", directory.display())))
         }
     }
+}
+
+/// Record of a pool's last import on this machine, as far as it is read here.
+#[derive(Deserialize)]
+struct LastImport {
+    devices: Vec<PathBuf>,
+}
+
+/// Whether the last import of a pool on this machine was at this address; an import of a copy beside it is not recorded.
+fn was_at(address: &str, pool: u64, state: Option<&Path>) -> bool {
+    let record = state.map(|state| state.join("pools").join(format!("{pool:016x}.json")));
+    let Some(text) = record.and_then(|record| std::fs::read(record).ok()) else { return false };
+    let Ok(LastImport { devices }) = serde_json::from_slice::<LastImport>(&text) else { return false };
+    matches!(&*devices, [there] if number(&there.to_string_lossy()) == number(address))
 }
 
 /// Returns the file with the newest state of a pool that this machine has seen at this address.
@@ -119,6 +139,12 @@ mod tests {
         remove(THREE[1], 7, Some(state.path()));
         assert!(older.exists() && !place(THREE[1]).exists());
         assert!([THREE[0], THREE[2]].iter().all(|address| place(address).join("1.log").exists()));
+        // The last import says whose the log of an older version is.
+        assert!(!was_at(THREE[2], 7, Some(state.path())));
+        let record = state.path().join("pools").join(format!("{}.json", older_name(7)));
+        std::fs::create_dir(state.path().join("pools")).unwrap();
+        std::fs::write(record, r#"{"name":"tank","devices":["s3://b/tank?profile=x"],"trusted":true}"#).unwrap();
+        assert_eq!(THREE.map(|address| was_at(address, 7, Some(state.path()))), [false, false, true]);
         // The way there is no part of it.
         assert_eq!(name("s3://b/tank?profile=x&cache-size=0", 7), name(THREE[2], 7));
     }

@@ -14,11 +14,14 @@ use std::{
 };
 
 use fusewire::{Identity, apart};
-use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
+use nacre_admin::{
+    AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What,
+    system_places::{self, PlaceState},
+};
 use nacre_fuse::{HeldWrites, Survival};
 use nacre_pool::engine::{Changes, Pool};
 use nacre_poolfs::dataset::{Dataset, StoppedWrites, WritebackGroup};
-use nacre_sys::descriptors;
+use nacre_sys::{descriptors, proc_looks::ProcLooks};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
 
@@ -43,6 +46,9 @@ const ASKED_AGAIN: Duration = Duration::from_millis(20);
 /// Deadline for the end of an unused mount: the kernel ends it before umount(2) returns, but the threads of a busy
 /// machine may notice that later.
 const ENDING: Duration = Duration::from_secs(10);
+
+/// Deadline for file systems on the path of a stream's mount point.
+const ANSWERING: Duration = Duration::from_secs(10);
 
 /// How a mount is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +78,8 @@ pub struct FuseMounts {
     rules: PlaceRules,
     /// Directories that were made for mounts that are about to be made.
     places: Mutex<Vec<(PathBuf, MountPoint)>>,
+    /// The thread that examines untrusted mount points.
+    looks: ProcLooks,
     /// Handoff state, where mounts survive this process.
     notes: Option<Arc<PoolNotes>>,
 }
@@ -117,6 +125,7 @@ impl FuseMounts {
             live: Arc::default(),
             verbs: Arc::default(),
             writeback: Arc::default(),
+            looks: ProcLooks::default(),
             shares: Arc::new(Shares::new(harmless)),
             harmless,
             rules,
@@ -601,6 +610,20 @@ impl Mounts for FuseMounts {
             .filter(|live| live.what.snapshot.is_none())
             .map(|live| live.what.dataset)
             .collect()
+    }
+
+    fn examine(&self, at: &Path) -> Option<PlaceState> {
+        let at = at.to_owned();
+        // The path may lead through mounts of this pool.
+        let examined = self.looks.within(ANSWERING, move || apart(|| Ok(system_places::examine(&at))));
+        match examined {
+            Ok(Some(Ok(state))) => Some(state),
+            Ok(None) => None,
+            Ok(Some(Err(error))) | Err(error) => {
+                tracing::warn!(%error, "a mount point cannot be examined");
+                None
+            }
+        }
     }
 
     fn tidy(&self, at: &Path) {

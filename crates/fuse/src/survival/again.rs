@@ -135,6 +135,7 @@ impl Door {
                 tracing::warn!(?failure, "a rename in whose middle the previous process was killed is not finished");
             }
         }
+        survives.requests.renames_are_finished();
     }
 
     /// Returns the facts to be recorded before a request is carried out.

@@ -8,7 +8,7 @@
 //! been recorded by any of them. A part is reused after eight lives: a supervisor that restarts so often while one
 //! request stays unread gives up long before.
 
-use super::{HEADER, REQUESTS_AT, Survival, THREADS_AT, bytes, get, publish, put, put_bytes, retract};
+use super::{HEADER, REQUESTS_AT, Survival, THREADS_AT, UNFINISHED_AT, bytes, get, publish, put, put_bytes, retract};
 use crate::failure::{Failure, Outcome};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
@@ -110,6 +110,14 @@ impl Drop for PanicReply<'_> {
     }
 }
 
+impl Survival {
+    /// Records whether this life has still to finish the renames of previous ones.
+    pub(super) fn set_unfinished(&self, is_unfinished: bool) {
+        let part = self.life as usize % LIVES;
+        publish(self.part(0, HEADER), UNFINISHED_AT + part, u64::from(is_unfinished));
+    }
+}
+
 impl Requests {
     /// Creates the records of a new life.
     pub fn new(memory: &Survival) -> Requests {
@@ -152,13 +160,26 @@ impl Requests {
     }
 
     /// Returns the unanswered renames of the previous life, by unique number. Renames of earlier lives were returned
-    /// to earlier processes: their names may belong to other files by now.
+    /// to earlier processes: their names may belong to other files by now, unless that process died before it had finished
+    /// them, and so before it read any request.
     pub fn unanswered_renames(&self) -> Vec<(u64, Noted)> {
-        let Some(part) = self.memory.life.checked_sub(1).map(|life| life as usize % LIVES) else { return Vec::new() };
-        let threads = (get(self.memory.part(0, HEADER), THREADS_AT + part) as usize).min(THREADS);
-        let records = (0..threads)
-            .filter_map(|thread| read(self.memory.part(REQUESTS_AT + part * PART + thread * RECORD, RECORD)));
-        records.filter(|(_, noted)| noted.rename.is_some()).collect()
+        let (life, mut renames) = (self.memory.life as usize, Vec::new());
+        for life in (life.saturating_sub(LIVES - 1)..life).rev() {
+            let part = life % LIVES;
+            let threads = (get(self.memory.part(0, HEADER), THREADS_AT + part) as usize).min(THREADS);
+            let records = (0..threads)
+                .filter_map(|thread| read(self.memory.part(REQUESTS_AT + part * PART + thread * RECORD, RECORD)));
+            renames.extend(records.filter(|(_, noted)| noted.rename.is_some()));
+            if get(self.memory.part(0, HEADER), UNFINISHED_AT + part) == 0 {
+                break;
+            }
+        }
+        renames
+    }
+
+    /// Records that the renames of previous lives are finished.
+    pub fn renames_are_finished(&self) {
+        self.memory.set_unfinished(false);
     }
 
     /// Records that the calling thread is about to carry out a request. EAGAIN where too many threads do so.

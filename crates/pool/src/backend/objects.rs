@@ -75,6 +75,7 @@ use doomed::Doomed;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
 use root_body::{RootBody, read_root, read_whole};
+use roots::DamagedRoot;
 use sweeping::RootAge;
 use uploads::Uploads;
 
@@ -164,6 +165,8 @@ pub struct Objects {
     newest: Arc<AtomicU64>,
     /// How often the next root was polled in vain.
     asked: AtomicUsize,
+    /// The damaged root that a reader has found after its own.
+    damaged: Mutex<Option<DamagedRoot>>,
     /// The newest root that this machine has seen.
     seen: Option<SeenRoots>,
     /// Why no log is kept on this machine, where one was requested.
@@ -306,6 +309,7 @@ impl Objects {
             uploads,
             newest: Arc::default(),
             asked: AtomicUsize::new(1),
+            damaged: Mutex::default(),
             seen: None,
             log_trouble: Mutex::default(),
             fences: Mutex::default(),
@@ -522,7 +526,7 @@ fn make(bucket: &dyn Bucket, key: &str, body: &[u8]) -> Result<bool> {
             Ok(Put::Made) => return Ok(true),
             // It may be the object of an earlier attempt. Where nothing exists, another writer was about to create it
             // and has not.
-            Ok(Put::Exists) => match bucket.get(key, None) {
+            Ok(Put::Exists) => match bucket.get_for_writing(key) {
                 Ok(Some(found)) if found == body => return Ok(true),
                 // A reply may have been damaged in transit: only the same content twice counts as another object.
                 Ok(Some(found)) if seen.as_ref() == Some(&found) => return Ok(false),
@@ -565,6 +569,12 @@ fn in_parallel<T: Sync>(most: usize, all: &[T], work: impl Fn(&T) -> Result<()> 
         }
     });
     failure.into_inner().map_or(Ok(()), Err)
+}
+
+/// Whether a store has no room for an object.
+fn is_full(error: &PoolError) -> bool {
+    let PoolError::Device { source, .. } = error else { return false };
+    matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn failed(bucket: &dyn Bucket, doing: &'static str, source: io::Error) -> PoolError {
@@ -696,6 +706,10 @@ impl Backend for Objects {
     fn ways(&self, _at: SegmentAt<'_>) -> usize {
         // The locally cached parts, or one reply, may be damaged while the object is not.
         2
+    }
+
+    fn is_read_again(&self) -> bool {
+        true
     }
 
     fn sweep(&self) -> Box<dyn Sweep + '_> {
@@ -871,8 +885,20 @@ impl Backend for Objects {
     }
 
     fn put_identity(&self, identity: &Identity) -> Result<()> {
-        let made = make(&*self.bucket, &format!("pool/{:020}", identity.revision), &identity.encode()?)?;
-        if made {
+        if self.state.lock().is_fenced {
+            return Err(PoolError::Refused(format!("{}: another writer has the pool", self.bucket.name())));
+        }
+        let (key, body) = (format!("pool/{:020}", identity.revision), identity.encode()?);
+        let mut made = make(&*self.bucket, &key, &body);
+        for roots in [false, true] {
+            if identity.state != PoolState::Destroyed || !made.as_ref().is_err_and(is_full) {
+                break;
+            }
+            if self.make_last_room(roots)? {
+                made = make(&*self.bucket, &key, &body);
+            }
+        }
+        if made? {
             Ok(())
         } else {
             Err(PoolError::Refused(format!("{}: another pool is there, or another writer", self.bucket.name())))

@@ -57,6 +57,10 @@ impl Store {
         let chosen = self.backend.chooses(at.at());
         for way in usize::from(!chosen)..self.backend.ways(at.at()) {
             let Ok(frame) = self.read_whole(pointer, at, Some(way)) else { continue };
+            if self.backend.is_read_again() {
+                self.note_wrong_reply(at.at());
+                return Ok(frame.content.into());
+            }
             // Its location may have been reused meanwhile: then nothing is damaged.
             if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
                 let healed = self.told(self.heal_frame(&frame, at.at(), at.offset));
@@ -117,6 +121,21 @@ impl Store {
         Ok(Some(content.into()))
     }
 
+    /// Logs a reading that was wrong while the stored object is right.
+    fn note_wrong_reply(&self, at: SegmentAt<'_>) {
+        let object = self.backend.label_of(at);
+        tracing::warn!(object, "a reply of the store, or the part of it in the cache, was wrong: the object is right");
+    }
+
+    /// Whether a repair found nothing wrong in the stored object, since a reading of it was.
+    fn was_wrong_reply(&self, at: SegmentAt<'_>, healed: &Healed) -> bool {
+        let was_reply = self.backend.is_read_again() && healed.columns == 0;
+        if was_reply {
+            self.note_wrong_reply(at);
+        }
+        was_reply
+    }
+
     /// Logs a failed repair, which is no error for a reader that has the content.
     fn told(&self, mended: Result<Option<Healed>>) -> Option<Healed> {
         mended.inspect_err(|error| tracing::warn!(%error, "a damaged copy cannot be written anew")).ok().flatten()
@@ -161,6 +180,9 @@ impl Store {
         }
         let (first, damage) = found?;
         let healed = self.told(self.mend_table(root, pointer, at, good.as_ref().map(|(way, _)| *way)));
+        if healed.as_ref().is_some_and(|healed| self.was_wrong_reply(at, healed)) {
+            return None;
+        }
         let mut devices: BTreeSet<u16> = healed.iter().flat_map(Healed::devices).collect();
         match good {
             Some((_, right)) => {
@@ -300,7 +322,8 @@ impl Store {
         self.walk(at.segment, good, false, &mut |frame| {
             let name = name_of(&frame);
             let (Some((damage, _)), None) = (damaged.get(&name), check(&frame)) else { return Ok(true) };
-            if let Some(healed) = self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good)) {
+            let healed = self.told(self.mend(&frame.header.pointer, at, u64::from(frame.offset), good));
+            if let Some(healed) = healed.filter(|healed| !self.was_wrong_reply(at, healed)) {
                 let (owner, header) = (Some(frame.header.owner), Some(frame.header));
                 let (damage, repaired) = (Some(damage.clone()), healed.bytes());
                 go_on = visit(&Checked { owner, header, damage, mended: true, repaired, ..Checked::of(name, device) });

@@ -480,13 +480,22 @@ impl Store {
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
     pub fn destroy(&self, time: u64) -> Result<()> {
-        self.relabel(time, |identity| identity.state = PoolState::Destroyed)?;
+        // A store that is suspended may be full: nothing but the identity is written any more, if the pool was taken over.
+        let is_taken = !self.unconfirmed.load(Ordering::Acquire);
+        if !(self.backend.is_shared() && is_taken && self.suspended.reason().is_some()) {
+            self.ready()?;
+        }
+        self.put_changed(time, |identity| identity.state = PoolState::Destroyed)?;
         self.closed.store(true, Ordering::Release);
         Ok(())
     }
 
     pub(super) fn relabel(&self, time: u64, change: impl FnOnce(&mut Identity)) -> Result<()> {
         self.ready()?;
+        self.put_changed(time, change)
+    }
+
+    fn put_changed(&self, time: u64, change: impl FnOnce(&mut Identity)) -> Result<()> {
         let mut committed = self.committed.lock();
         let mut identity = committed.identity.clone();
         change(&mut identity);

@@ -11,8 +11,9 @@ const ROOT: Caller = Caller::ROOT;
 fn over(lower: &Path, upper: &Path, work: &Path) -> Union {
     let branch = Host::open(HostOptions::new(upper)).unwrap();
     let apart = branch.beside(work).unwrap();
-    let upper = Member { name: upper.into(), layer: Arc::new(branch), mode: BranchMode::rw(), work: Some(apart) };
-    let lower = Member { name: lower.into(), layer: host(lower), mode: BranchMode::layer(), work: None };
+    let upper =
+        Member { name: upper.into(), layer: Arc::new(branch), mode: BranchMode::rw(), work: Some(apart), lock: None };
+    let lower = Member { name: lower.into(), layer: host(lower), mode: BranchMode::layer(), work: None, lock: None };
     Union::named(vec![upper, lower], UnionOptions { whiteout: Style::Chardev, ..UnionOptions::default() }).unwrap()
 }
 

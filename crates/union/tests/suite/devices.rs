@@ -5,7 +5,7 @@ use crate::unions::{Directories, host, mem, union};
 use nacre_testkit::World;
 use nacre_testkit::name;
 use nacre_union::{Style, UnionOptions};
-use nacre_vfs::{Caller, Kind, Layer, RenameFlags, SetAttr};
+use nacre_vfs::{Caller, Dev, Entry, Errno, Kind, Layer, Name, Node, RenameFlags, Result, SetAttr};
 use std::sync::Arc;
 
 fn is_device(world: &World, bytes: &[u8]) -> bool {
@@ -81,4 +81,38 @@ fn the_device_that_a_rename_leaves_belongs_to_its_caller() {
     assert!(is_device(&world, b"file"));
     let attr = world.find(b"file").unwrap().attr;
     assert_eq!((attr.uid, attr.gid), (1000, 100));
+}
+
+/// Storage with a quota that has no room for another device.
+struct Full {
+    below: Arc<dyn Layer>,
+}
+
+impl Layer for Full {
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, dev: Dev) -> Result<Entry> {
+        if kind == Kind::Character {
+            Err(Errno::EDQUOT)
+        } else {
+            self.below.mknod(caller, parent, name, kind, mode, dev)
+        }
+    }
+
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe tmpfile setattr create mkdir symlink link unlink rmdir rename fsyncdir setxattr removexattr open }
+}
+
+#[test]
+fn a_device_that_a_quota_refuses_leaves_both_files() {
+    let world =
+        World::new(union(vec![(Arc::new(Full { below: mem() }), "rw"), (mem(), "ro")], UnionOptions::default()));
+    let (layer, root) = (&world.layer, &world.root);
+    for file in [&b"file"[..], b"other"] {
+        layer.mknod(&world.caller, root, name(file), Kind::File, 0o644, (0, 0)).unwrap();
+    }
+    let ids = || [&b"file"[..], b"other"].map(|name| world.find(name).map(|found| found.attr.id));
+    let before = ids();
+    let flags = RenameFlags(RenameFlags::WHITEOUT);
+    let refused = layer.rename(&world.caller, root, name(b"file"), root, name(b"other"), flags);
+    assert_eq!(refused, Err(Errno::EDQUOT));
+    assert_eq!(ids(), before);
+    assert_eq!(world.names(root).len(), 2);
 }

@@ -155,7 +155,7 @@ fn three() -> (Arc<Union>, World) {
             world.file_in(&d, format!("all{number}").as_bytes(), b"");
         }
         let mode = BranchMode::parse(if index == 0 { "rw" } else { "ro" }).unwrap();
-        Member { name: format!("/{index}").into(), layer: world.layer, mode, work: None }
+        Member { name: format!("/{index}").into(), layer: world.layer, mode, work: None, lock: None }
     };
     let members = (0..3).map(member).collect();
     let union = Arc::new(Union::named(members, UnionOptions { sync: false, ..UnionOptions::default() }).unwrap());

@@ -48,7 +48,13 @@ struct Scene {
 }
 
 fn member(name: &Path, layer: &Arc<dyn Layer>, mode: &str) -> Member {
-    Member { name: name.to_owned(), layer: Arc::clone(layer), mode: BranchMode::parse(mode).unwrap(), work: None }
+    Member {
+        name: name.to_owned(),
+        layer: Arc::clone(layer),
+        mode: BranchMode::parse(mode).unwrap(),
+        work: None,
+        lock: None,
+    }
 }
 
 impl Scene {

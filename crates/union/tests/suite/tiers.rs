@@ -68,6 +68,7 @@ impl Scene {
                 layer,
                 mode: BranchMode::parse(mode).unwrap(),
                 work: None,
+                lock: None,
             }
         };
         let members = (0..branches.len()).map(member).collect();
@@ -382,7 +383,13 @@ fn what_others_use_on_the_branch_stays() {
     nacre_layers::host::prepare_worker().unwrap();
     let directories = Directories::new();
     let (top, bottom) = (directories.fresh(), directories.fresh());
-    let member = |path: &PathBuf| Member { name: path.clone(), layer: host(path), mode: BranchMode::rw(), work: None };
+    let member = |path: &PathBuf| Member {
+        name: path.clone(),
+        layer: host(path),
+        mode: BranchMode::rw(),
+        work: None,
+        lock: None,
+    };
     let union = Arc::new(Union::named(vec![member(&top), member(&bottom)], UnionOptions::default()).unwrap());
     std::fs::write(top.join("file"), b"content").unwrap();
     let control = union.control();

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::super::devices::Opened;
 use super::super::in_bucket::{Remains, find};
 use super::*;
+use crate::failing::Failing;
 
 /// No directory of this machine has files of a pool at it.
 const ADDRESS: &str = "file:///nowhere";
@@ -222,4 +223,126 @@ fn a_pool_that_is_destroyed_while_it_is_imported_stays_destroyed() {
     let refusal = imported(Arc::new(meddled), 2).unwrap_err();
     assert!(refusal.what.contains("was destroyed"), "{refusal}");
     assert_eq!(find(&*bucket).unwrap().unwrap().state, PoolState::Destroyed);
+}
+
+/// Returns once a request of this thread waits for the bucket.
+fn until_waiting<T>(pool: &Failing, thread: &std::thread::ScopedJoinHandle<'_, T>) {
+    while pool.waiting().is_none_or(|why| why.is_empty()) {
+        assert!(!thread.is_finished(), "it does not wait");
+        std::thread::yield_now();
+    }
+}
+
+/// Has requests that wait tried again until the thread ends.
+fn until_done<T>(pool: &Failing, thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    while !thread.is_finished() {
+        pool.try_again();
+        std::thread::yield_now();
+    }
+    thread.join().unwrap()
+}
+
+#[test]
+fn a_commit_waits_for_a_store_that_reads_nothing_for_a_while() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    pool.failing.set("wait");
+    write(&pool, "file", 1000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    write(&pool, "file", 2000);
+    bucket.refuse(Some("roots/"));
+    std::thread::scope(|threads| {
+        let commit = threads.spawn(|| ask(&pool, PoolRequest::Sync));
+        until_waiting(&pool.failing, &commit);
+        bucket.refuse(None);
+        until_done(&pool.failing, commit).unwrap();
+    });
+    assert_eq!(pool.suspended(), None);
+}
+
+#[test]
+fn a_pool_in_a_full_bucket_is_destroyed() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    pool.failing.set("wait");
+    for number in 0..5 {
+        write(&pool, &format!("file{number}"), 100_000);
+        ask(&pool, PoolRequest::Sync).unwrap();
+    }
+    bucket.limit(Some(bucket.size()));
+    write(&pool, "more", 1000);
+    assert!(matches!(ask(&pool, PoolRequest::Destroy { force: true }), Ok(PoolAnswer::Done)));
+    assert_eq!(find(&*bucket).unwrap().unwrap().state, PoolState::Destroyed);
+    pool.erase(&mut Silent).unwrap();
+    assert_eq!(bucket.keys(), Vec::<String>::new());
+}
+
+#[test]
+fn a_pool_in_a_full_bucket_that_another_machine_has_is_not_destroyed() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    write(&pool, "file", 1000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    let other = imported(Arc::clone(&bucket) as _, 2).unwrap();
+    write(&other, "file", 2000);
+    ask(&other, PoolRequest::Sync).unwrap();
+    bucket.limit(Some(bucket.size()));
+    let before = objects(&bucket);
+    assert!(!matches!(ask(&pool, PoolRequest::Destroy { force: true }), Ok(PoolAnswer::Done)));
+    assert!(objects(&bucket) == before);
+}
+
+/// A bucket whose next lists of the pool are empty.
+struct Hiding {
+    bucket: Arc<MemoryBucket>,
+    lists: AtomicU64,
+}
+
+impl Bucket for Hiding {
+    fn name(&self) -> &str {
+        self.bucket.name()
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.bucket.put(key, body)
+    }
+
+    fn put_new(&self, key: &str, body: &[u8]) -> io::Result<Put> {
+        self.bucket.put_new(key, body)
+    }
+
+    fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
+        self.bucket.get(key, range)
+    }
+
+    fn list(&self, prefix: &str, after: &str) -> io::Result<Vec<String>> {
+        let is_hidden = prefix == "pool/"
+            && self.lists.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lists| lists.checked_sub(1)).is_ok();
+        if is_hidden { Ok(Vec::new()) } else { self.bucket.list(prefix, after) }
+    }
+
+    fn delete(&self, key: &str) -> io::Result<()> {
+        self.bucket.delete(key)
+    }
+}
+
+#[test]
+fn a_process_that_takes_over_waits_for_a_list_with_its_pool() {
+    let bucket = Arc::new(MemoryBucket::new(1, 0));
+    let pool = made(&bucket);
+    write(&pool, "file", 1000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    let opening = Opening { after: pool.writer(), ..opening_on(1) };
+    drop(pool);
+    let (hiding, failing) = (Hiding { bucket, lists: AtomicU64::new(3) }, Arc::clone(&opening.failing));
+    failing.be_patient(true);
+    let opened = Opened::Bucket(Arc::new(hiding), ADDRESS.to_owned());
+    std::thread::scope(|threads| {
+        let opens = threads.spawn(|| Imported::open(opened, Access::WithoutLog, None, opening));
+        until_waiting(&failing, &opens);
+        assert!(failing.waiting().unwrap().contains("its list of objects has no pool"));
+        let next = until_done(&failing, opens).unwrap();
+        let root = next.pool.dataset(next.pool.root().unwrap()).unwrap();
+        assert!(root.files().look_up(&root.files().root(), b"file").is_ok());
+    });
 }

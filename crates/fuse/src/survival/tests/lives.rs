@@ -88,8 +88,13 @@ impl Lives {
         Lives { _place: place, source, lower, make, numbers, memory, door, layer, dead: Vec::new(), unique: 1000 }
     }
 
-    /// The front end dies with all of its own memory.
+    /// The front end dies with all of its own memory, and another one goes on.
     pub fn die(&mut self) {
+        self.replace();
+        self.door.finish_renames(self.survives());
+    }
+
+    fn replace(&mut self) {
         self.memory.next_life();
         let next = (self.make)(Arc::clone(&self.numbers) as Arc<dyn LeftNumbers>);
         let next_door = door(&next, &self.memory);
@@ -97,7 +102,14 @@ impl Lives {
         let dead = (std::mem::replace(&mut self.door, next_door), std::mem::replace(&mut self.layer, next));
         self.dead.push(dead);
         self.door.take_up_open_files(self.survives());
+    }
+
+    /// As [`Self::die`]; the next process dies as well, while it finishes renames: `strike` makes all of its steps fail.
+    pub fn die_twice(&mut self, strike: impl FnOnce()) {
+        self.replace();
+        strike();
         self.door.finish_renames(self.survives());
+        self.memory.set_unfinished(true);
     }
 
     /// Closes the descriptors of dead front ends, where none was taken over.

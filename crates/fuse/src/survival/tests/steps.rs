@@ -12,13 +12,14 @@ use nacre_testkit::{
     faulty::{Fault, Faulty},
     model::{Leaf, Tree, tree},
 };
-use nacre_union::{BranchMode, Member, Style, Union, UnionOptions};
+use nacre_union::{BranchMode, Member, Style, Union, UnionOptions, Words};
 use nacre_vfs::{Errno, Layer};
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -36,8 +37,11 @@ const STEPS_MAX: i64 = 400;
 /// Files on the branches; files in `empty` directories only create these directories.
 const FILES: &[(&str, &[&str])] = &[
     ("first", &["above", "spread/one", "merged/one", "own/in/one", "replaced/sub/.keep", "every", "empty/.keep"]),
+    ("first", &["copies/p", "copies/q"]),
     ("second", &["middle", "spread/two", "second/two", "under", "empty/.keep", "linked", "every", "left"]),
+    ("second", &["copies/p", "copies/q", "copies/r"]),
     ("third", &["spread/three", "spread/sub/three", "right", "empty/.keep", "beside", "third/three"]),
+    ("third", &["copies/p", "copies/r", "copies/s"]),
     ("last", &["low", "hidden", "merged/low", "merged/sub/low", "lower/low", "every", "lower-linked", "gone/low"]),
 ];
 
@@ -199,8 +203,54 @@ const REQUESTS: &[(&str, Make)] = &[
     }),
 ];
 
+fn of_copies(lives: &mut Lives, from: &'static str, to: &'static str, flags: u32) -> (u64, Op<'static>) {
+    rename(lives, ("copies", from), ("copies", to), flags)
+}
+
+/// Renames in a union that changes the copies of files with them.
+const OF_COPIES: &[(&str, Make)] = &[
+    ("rename of a file with two copies", |lives| of_copies(lives, "p", "new", 0)),
+    ("the same to another directory", |lives| rename(lives, ("copies", "p"), ("spread", "new"), 0)),
+    ("the same over one with a copy", |lives| of_copies(lives, "p", "q", 0)),
+    ("rename of a file with a copy over one with two", |lives| of_copies(lives, "q", "p", 0)),
+    ("rename of a file of lower branches over one of all", |lives| of_copies(lives, "r", "p", 0)),
+    ("rename of a file without copies over one of all", |lives| of_copies(lives, "s", "p", 0)),
+    ("rename of a file over one of lower branches", |lives| of_copies(lives, "q", "r", 0)),
+    ("exchange of files with copies", |lives| of_copies(lives, "p", "q", EXCHANGE)),
+    ("exchange of files of two branches with copies", |lives| of_copies(lives, "r", "p", EXCHANGE)),
+    ("exchange with a file without copies", |lives| of_copies(lives, "s", "q", EXCHANGE)),
+    ("rename of a directory over an empty one", |lives| at_the_top(lives, "spread", "empty")),
+];
+
+fn changing_copies() -> UnionOptions {
+    let words = Words::parse(OsStr::new("category.create=ff,duplicates=change")).unwrap();
+    UnionOptions { sync: false, ..words.options }
+}
+
+/// The files of the writable branches, without the union's own directories.
+fn on_branches(place: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    let mut waiting: Vec<_> = BRANCHES[..3].iter().map(|(name, _)| place.join(name)).collect();
+    while let Some(directory) = waiting.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.ends_with(".wh..wh.work") || path.ends_with(".wh..wh.links") {
+                continue;
+            }
+            let is_directory = path.is_dir();
+            let content = if is_directory { Vec::new() } else { fs::read(&path).unwrap() };
+            all.insert(path.strip_prefix(place).unwrap().display().to_string(), content);
+            if is_directory {
+                waiting.push(path);
+            }
+        }
+    }
+    all
+}
+
 /// A union that is served by one process after the other, and the names that the kernel knows.
 struct Scene {
+    place: PathBuf,
     lives: Lives,
     fault: Arc<Fault>,
     known: BTreeMap<String, u64>,
@@ -212,7 +262,8 @@ impl Scene {
         BRANCHES.iter().for_each(|(name, _)| fs::create_dir(place.path().join(name)).unwrap());
         fill(place.path());
         let fault = Fault::new(Errno::EIO, true);
-        let (top, options, strikes) = (place.path().to_owned(), options.clone(), Arc::clone(&fault));
+        let (path, options, strikes) = (place.path().to_owned(), options.clone(), Arc::clone(&fault));
+        let top = path.clone();
         let mut lives = Lives::made_by(
             place,
             Box::new(move |numbers| {
@@ -224,7 +275,7 @@ impl Scene {
         let known: Vec<String> =
             tree(&names).keys().map(|path| String::from_utf8(path[1..].to_vec()).unwrap()).collect();
         let known = known.into_iter().map(|path| (path.clone(), lives.node(&path))).collect();
-        Scene { lives, fault, known }
+        Scene { place: path, lives, fault, known }
     }
 
     fn tree(&self) -> Tree {
@@ -245,7 +296,7 @@ impl Scene {
 fn member(path: &Path, mode: &str, fault: &Arc<Fault>) -> Member {
     let host = Arc::new(Host::open(HostOptions::new(path)).unwrap()) as Arc<dyn Layer>;
     let layer = Arc::new(Faulty { below: host, fault: Arc::clone(fault) }) as Arc<dyn Layer>;
-    Member { name: path.to_owned(), layer, mode: BranchMode::parse(mode).unwrap(), work: None }
+    Member { name: path.to_owned(), layer, mode: BranchMode::parse(mode).unwrap(), work: None, lock: None }
 }
 
 /// When the process dies.
@@ -267,6 +318,8 @@ struct Outcome {
     known: BTreeMap<String, Result<(), i32>>,
     tree_later: Tree,
     known_later: BTreeMap<String, Result<(), i32>>,
+    /// Files of the branches, where the union changes copies.
+    on_branches: BTreeMap<String, Vec<u8>>,
 }
 
 /// Carries out a request in a new scene; none where it was over before that many steps.
@@ -293,8 +346,9 @@ fn carried_out(options: &UnionOptions, make: Make, moment: Moment) -> Option<Out
     let (known, tree) = (scene.known(), scene.tree());
     scene.lives.die();
     let (known_later, tree_later) = (scene.known(), scene.tree());
+    let on_branches = if options.duplicates { on_branches(&scene.place) } else { BTreeMap::new() };
     scene.lives.bury();
-    Some(Outcome { answer: answer.map(drop), tree, known, tree_later, known_later })
+    Some(Outcome { answer: answer.map(drop), tree, known, tree_later, known_later, on_branches })
 }
 
 /// Whether two files are the same, but for a count of links that may be too high: of files of the last
@@ -306,12 +360,22 @@ fn is_same(seen: Option<&Leaf>, wanted: Option<&Leaf>) -> bool {
     *seen == Leaf { links: if tolerated { seen.links } else { wanted.links }, ..wanted.clone() }
 }
 
+fn other_files(seen: &BTreeMap<String, Vec<u8>>, wanted: &BTreeMap<String, Vec<u8>>) -> String {
+    let paths = seen.keys().chain(wanted.keys()).collect::<std::collections::BTreeSet<_>>();
+    let other = paths.into_iter().filter(|path| seen.get(*path) != wanted.get(*path));
+    let text = |content: Option<&Vec<u8>>| content.map(|content| String::from_utf8_lossy(content).into_owned());
+    other.map(|path| format!("{path}: {:?} instead of {:?}; ", text(seen.get(path)), text(wanted.get(path)))).collect()
+}
+
 /// Describes the differences.
 fn differences(seen: &Outcome, wanted: &Outcome) -> Vec<String> {
     let reference = wanted;
     let mut all = Vec::new();
     if seen.answer != wanted.answer {
         all.push(format!("answered {:?} instead of {:?}", seen.answer, wanted.answer));
+    }
+    if seen.on_branches != wanted.on_branches {
+        all.push(format!("on branches: {}", other_files(&seen.on_branches, &wanted.on_branches)));
     }
     for (when, seen, wanted) in [("", &seen.tree, &wanted.tree), ("later ", &seen.tree_later, &wanted.tree_later)] {
         for path in seen.keys().chain(wanted.keys()).collect::<std::collections::BTreeSet<_>>() {
@@ -403,4 +467,61 @@ fn so_it_is_with_directories_that_go_on_below() {
     let requests: Vec<_> = REQUESTS.iter().filter(|(title, _)| title.contains("directory")).copied().collect();
     let options = UnionOptions { directory_redirect: true, directory_copy_limit: 0, ..UnionOptions::default() };
     at_each_step(&options, &requests);
+}
+
+#[test]
+fn so_it_is_with_copies_of_files() {
+    at_each_step(&changing_copies(), OF_COPIES);
+}
+
+/// The caller of a rename dies with the process that serves it, and so does the next process in the middle of finishing
+/// it: the one after that finishes or undoes all of it, on each branch.
+#[test]
+fn a_rename_whose_finisher_dies_as_well_is_whole() {
+    let mut failed = Vec::new();
+    for (options, requests, finished) in
+        [(UnionOptions::default(), REQUESTS, 1..2), (changing_copies(), OF_COPIES, 0..5)]
+    {
+        let renames = requests.iter().filter(|(title, _)| title.contains("rename of") || title.contains("exchange"));
+        for (title, make) in renames {
+            let mut whole = Scene::new(&options);
+            let before = (whole.tree(), on_branches(&whole.place));
+            let (nodeid, op) = make(&mut whole.lives);
+            whole.lives.ask(10, nodeid, op).unwrap();
+            let wanted = (whole.tree(), on_branches(&whole.place));
+            whole.lives.bury();
+            for (step, finished) in
+                (0..STEPS_MAX).flat_map(|step| finished.clone().map(move |finished| (step, finished)))
+            {
+                let mut scene = Scene::new(&options);
+                let (nodeid, op) = make(&mut scene.lives);
+                scene.fault.after(step);
+                scene.lives.carry_out_unanswered(10, nodeid, op);
+                let struck = scene.fault.has_struck();
+                scene.fault.end();
+                if !struck {
+                    break;
+                }
+                let fault = Arc::clone(&scene.fault);
+                scene.lives.die_twice(|| fault.after(finished));
+                scene.fault.end();
+                scene.lives.die();
+                let (tree, branches) = (scene.tree(), on_branches(&scene.place));
+                let is = |other: &Tree| {
+                    tree.len() == other.len() && tree.iter().all(|(path, leaf)| is_same(Some(leaf), other.get(path)))
+                };
+                // A file may have been copied up, and a directory made, before the first step of a rename that is undone.
+                let are_kept = || before.1.iter().all(|(path, content)| branches.get(path) == Some(content));
+                let waits = branches.keys().any(|path| path.contains(".wh..wh.old."));
+                let is_undone = is(&before.0) && (!options.duplicates || are_kept());
+                let is_done = is(&wanted.0) && (!options.duplicates || branches == wanted.1);
+                if waits || !is_undone && !is_done {
+                    let other = other_files(&branches, &wanted.1);
+                    failed.push(format!("{title}, after {step} and {finished}: {other}"));
+                }
+                scene.lives.bury();
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }

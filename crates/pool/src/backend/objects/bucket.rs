@@ -150,6 +150,15 @@ pub trait Bucket: Send + Sync {
     /// As [`Self::put`].
     fn get(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>>;
 
+    /// Reads a whole object that a writer has to know before its next step: where writes wait for a store that is
+    /// away, this waits as well.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    fn get_for_writing(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
+        self.get(key, None)
+    }
+
     /// Streams a range of an object: pieces in order, each with its offset in the object. After a retry the pieces
     /// start again. Returns whether the object exists.
     ///

@@ -368,6 +368,10 @@ impl Bucket for Cached {
         }
     }
 
+    fn get_for_writing(&self, key: &str) -> io::Result<Option<Vec<u8>>> {
+        self.far.bucket.get_for_writing(key)
+    }
+
     fn get_anew(&self, key: &str, range: Option<Range<u64>>) -> io::Result<Option<Vec<u8>>> {
         if !key.starts_with(KEPT) {
             return self.far.bucket.get(key, range);

@@ -38,6 +38,25 @@ impl Objects {
         Ok(true)
     }
 
+    /// Deletes what the newest root does not need, whatever its retention time: segments, or `roots`. For a pool that is
+    /// to be marked as destroyed; returns `false` where its newest root is not this writer's.
+    pub(super) fn make_last_room(&self, roots: bool) -> Result<bool> {
+        let (last, nonce) = {
+            let state = self.state.lock();
+            (state.last, state.last_nonce)
+        };
+        let Some((generation, _)) = last else { return Ok(false) };
+        if self.has_newer(generation)? || !self.has_previous(generation, nonce)? {
+            return Ok(false);
+        }
+        if roots {
+            self.sweep_roots(generation, u64::MAX)?;
+        } else {
+            self.remove_doomed(u64::MAX)?;
+        }
+        Ok(true)
+    }
+
     /// Deletes segments whose retention time is over.
     pub(super) fn remove_doomed(&self, now: u64) -> Result<()> {
         let due: Vec<Doomed> = self.state.lock().doomed.extract_if(.., |doomed| doomed.is_due(now)).collect();

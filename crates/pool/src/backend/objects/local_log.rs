@@ -19,7 +19,8 @@
 //! - One process owns a file (an exclusive `flock`) as long as it may append.
 //! - After a failed write or sync nothing is appended: an fsync waits for a commit from then on.
 //! - Logs of older versions are in a directory of the pool alone, with headers that name no address. One is replayed
-//!   where the newest root names it; the others may belong to a copy, and are left alone.
+//!   where the newest root names it, and the record of the last import names this address; the others may belong to a
+//!   copy, and are left alone. Moved into the directory of an address, a log belongs to it.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -54,6 +55,8 @@ pub struct LocalLog {
     directory: PathBuf,
     /// The directory of logs of older versions.
     older: Option<PathBuf>,
+    /// The logs of older versions are of the pool at this address.
+    owns_older: bool,
     pool: u64,
     /// Number of the bucket's address ([`LocalLog::number_of`]).
     address: u64,
@@ -231,13 +234,20 @@ impl LocalLog {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         // A file is only as durable as the directory entries that lead to it.
         new.iter().filter_map(|place| place.parent()).try_for_each(|above| File::open(above)?.sync_all())?;
-        Ok(Self { directory: directory.to_owned(), older: None, pool, address, state: Mutex::default() })
+        Ok(Self {
+            directory: directory.to_owned(),
+            older: None,
+            owns_older: false,
+            pool,
+            address,
+            state: Mutex::default(),
+        })
     }
 
-    /// Adds the directory of logs of older versions.
+    /// Adds the directory of logs of older versions, which are replayed only where they are known to be of this address.
     #[must_use]
-    pub fn with_older(self, older: Option<PathBuf>) -> Self {
-        Self { older, ..self }
+    pub fn with_older(self, older: Option<PathBuf>, owns_older: bool) -> Self {
+        Self { older, owns_older, ..self }
     }
 
     /// Logs of earlier imports that were not replayed, because another machine has had the pool since, or because
@@ -263,24 +273,29 @@ impl LocalLog {
 
     /// Opens the log of an earlier import, also one of an older version; `None` where it is missing or damaged.
     fn find(&self, epoch: u32) -> Result<Option<LogFile>, PoolError> {
-        let own = self.open_log(self.path(epoch), epoch, self.address)?;
+        let own = self.open_log(self.path(epoch), epoch)?;
         match &self.older {
-            Some(older) if own.is_none() => self.open_log(older.join(format!("{epoch}.{LOG}")), epoch, 0),
+            Some(older) if own.is_none() && self.owns_older => {
+                self.open_log(older.join(format!("{epoch}.{LOG}")), epoch)
+            }
             _ => Ok(own),
         }
     }
 
-    /// Logs of this import of the pool that belong to other addresses: of a copy, or of this bucket before it was moved.
+    /// Logs of this import of the pool that belong to other addresses, or may do so: of a copy, or of this bucket before
+    /// it was moved.
     pub(super) fn elsewhere(&self, epoch: u32) -> Vec<PathBuf> {
         let place = self.directory.parent().map(std::fs::read_dir);
         let Some(Ok(entries)) = place else { return Vec::new() };
         let prefix = format!("{:016x}-", self.pool);
         let is_other = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.starts_with(&prefix));
         let others = entries.flatten().filter(|entry| is_other(&entry.file_name()) && entry.path() != self.directory);
-        others.map(|entry| entry.path().join(format!("{epoch}.{LOG}"))).filter(|log| log.exists()).collect()
+        let older = self.older.iter().filter(|_| !self.owns_older).cloned();
+        let all = older.chain(others.map(|entry| entry.path()));
+        all.map(|directory| directory.join(format!("{epoch}.{LOG}"))).filter(|log| log.exists()).collect()
     }
 
-    fn open_log(&self, path: PathBuf, epoch: u32, address: u64) -> Result<Option<LogFile>, PoolError> {
+    fn open_log(&self, path: PathBuf, epoch: u32) -> Result<Option<LogFile>, PoolError> {
         let file = match open_file(&path, OFlags::empty()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(|error| Self::failed(&path, "opening", error))?,
@@ -292,7 +307,9 @@ impl LocalLog {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             read => read.map_err(|error| Self::failed(&path, "reading", error))?,
         }
-        let fits = |head: &Head| head.pool == self.pool && head.address == address && head.epoch == epoch;
+        // An older version's log in the directory of this address was moved there by its owner.
+        let is_here = |head: &Head| head.address == self.address || head.address == 0;
+        let fits = |head: &Head| head.pool == self.pool && is_here(head) && head.epoch == epoch;
         let heads = heads.chunks(HEAD as usize).filter_map(Head::decode).filter(fits);
         let Some(head) = heads.max_by_key(|head| head.number) else { return Ok(None) };
         LogFile::over(file, path, head).map(Some)
@@ -407,7 +424,7 @@ impl LocalLog {
                 path.file_name().and_then(|name| name.to_str()?.strip_suffix(LOG)?.strip_suffix('.')?.parse().ok());
             let Some(epoch) = epoch.filter(|epoch| *epoch != but) else { continue };
             // A file that another process has locked is left alone.
-            let Ok(found) = self.open_log(path.clone(), epoch, self.address) else { continue };
+            let Ok(found) = self.open_log(path.clone(), epoch) else { continue };
             let records = match found {
                 Some(mut log) => {
                     let committed = Txg(log.head.committed);

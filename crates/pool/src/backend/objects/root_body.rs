@@ -71,9 +71,16 @@ pub(super) fn read_whole<T>(
     key: &str,
     decode: impl Fn(&[u8]) -> Result<T>,
 ) -> Result<Option<Result<T>>> {
+    decode_whole(|| attempt(bucket, doing, || bucket.get(key, None)), decode)
+}
+
+fn decode_whole<T>(
+    get: impl Fn() -> Result<Option<Vec<u8>>>,
+    decode: impl Fn(&[u8]) -> Result<T>,
+) -> Result<Option<Result<T>>> {
     let mut found = None;
     for _ in 0..READINGS {
-        let Some(object) = attempt(bucket, doing, || bucket.get(key, None))? else { return Ok(None) };
+        let Some(object) = get()? else { return Ok(None) };
         let decoded = decode(&object);
         let is_damaged = matches!(decoded, Err(PoolError::Format(_)));
         found = Some(decoded);
@@ -82,6 +89,11 @@ pub(super) fn read_whole<T>(
         }
     }
     Ok(found)
+}
+
+/// Reads the root of this name for a writer, which waits for a store that is away.
+pub(super) fn read_root_for_writing(bucket: &dyn Bucket, key: &str) -> Result<Option<Result<RootBody>>> {
+    decode_whole(|| attempt(bucket, "reading", || bucket.get_for_writing(key)), RootBody::decode)
 }
 
 /// Reads the root of this name.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use super::bucket::Bucket;
 use super::listing::newest_keys;
-use super::root_body::{RootBody, read_root};
+use super::root_body::{RootBody, read_root, read_root_for_writing};
 use super::{LOOKED, NewestRoot, Objects, Ordering, Result, UNREADABLE_MOST, attempt, failed, host_name, io, root_key};
 use crate::error::PoolError;
 use crate::label::Root;
@@ -34,6 +34,15 @@ pub(super) fn read_own_root(bucket: &dyn Bucket, key: &str, pool: u64) -> Result
 fn generation_of(key: &str) -> Option<u64> {
     let generation = key.strip_prefix("roots/")?.parse().ok()?;
     (root_key(generation) == key).then_some(generation)
+}
+
+/// A damaged newest root, which a reader polls less and less often: each poll costs several requests.
+pub(super) struct DamagedRoot {
+    /// Generation of the root before it.
+    after: u64,
+    /// Number of polls since the damage was found.
+    polls: usize,
+    error: PoolError,
 }
 
 impl Objects {
@@ -60,7 +69,7 @@ impl Objects {
     /// Whether a root of this generation exists, readable or not.
     fn has_root(&self, generation: u64) -> Result<bool> {
         let key = root_key(generation);
-        Ok(attempt(&*self.bucket, "reading", || self.bucket.get(&key, None))?.is_some())
+        Ok(attempt(&*self.bucket, "reading", || self.bucket.get_for_writing(&key))?.is_some())
     }
 
     /// Whether a root newer than this one exists.
@@ -98,6 +107,26 @@ impl Objects {
     }
 
     pub(super) fn find_newer(&self, generation: u64) -> Result<Option<Root>> {
+        if let Some(known) = self.damaged.lock().as_mut().filter(|known| known.after == generation) {
+            known.polls += 1;
+            let is_due = known.polls < LOOKED && known.polls.is_power_of_two() || known.polls.is_multiple_of(LOOKED);
+            if !is_due {
+                return Err(known.error.clone());
+            }
+        }
+        let found = self.look_for_newer(generation);
+        let mut damaged = self.damaged.lock();
+        match &found {
+            Err(error @ PoolError::Format(_)) => {
+                let polls = damaged.as_ref().filter(|known| known.after == generation).map_or(0, |known| known.polls);
+                *damaged = Some(DamagedRoot { after: generation, polls, error: error.clone() });
+            }
+            _ => *damaged = None,
+        }
+        found
+    }
+
+    fn look_for_newer(&self, generation: u64) -> Result<Option<Root>> {
         let (mut next, mut damage) = (None, None);
         match self.read_root(&root_key(generation.saturating_add(1)))? {
             Some(Ok(body)) => next = Some(body.root),
@@ -133,15 +162,7 @@ impl Objects {
     /// of another writer.
     pub(super) fn has_previous(&self, generation: u64, nonce: u64) -> Result<bool> {
         let key = root_key(generation);
-        let found = match read_root(&*self.bucket, &key) {
-            // A list waits for a store that is away, as `failmode` says; a read does not.
-            Err(_) => {
-                newest_keys(&*self.bucket, "roots/", &key)?;
-                read_root(&*self.bucket, &key)?
-            }
-            Ok(found) => found,
-        };
-        let error = match found {
+        let error = match read_root_for_writing(&*self.bucket, &key)? {
             Some(Ok(body)) if body.root.pool != self.pool => another_pool(),
             Some(Ok(body)) if body.nonce != nonce => {
                 let host = host_name(&body.host);

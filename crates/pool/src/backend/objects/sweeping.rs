@@ -54,7 +54,7 @@ impl Objects {
     /// Deletes old roots except for fences; returns the epoch where the log of the oldest root retained for its age
     /// begins, unless an unreadable root before it may be retained for its age as well. No root is newer than a later
     /// one: a root whose time is in the future, because a clock was ahead, is old where a later one is.
-    fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<u64>> {
+    pub(super) fn sweep_roots(&self, kept: u64, now: u64) -> Result<Option<u64>> {
         let (mut before, mut all_old, mut refused) = (None, true, 0);
         let mut ahead = Vec::new();
         let keys = own_keys(&*self.bucket, "roots/", "")?;

@@ -224,7 +224,12 @@ fn a_log_of_an_older_version_is_replayed_where_the_newest_root_names_it() {
     let log = std::fs::read_dir(older.path()).unwrap().next().unwrap().unwrap().path();
     let of_a_copy = older.path().join("9.log");
     std::fs::copy(&log, &of_a_copy).unwrap();
-    let both = || log_in(place.path()).with_older(Some(older.path().to_owned()));
+    let both = |owns| log_in(place.path()).with_older(Some(older.path().to_owned()), owns);
+    // It may be a copy's.
+    let refused = Running::import_with(&ground, "here", Some(both(false)), Access::ReadWrite).err().unwrap();
+    assert!(refused.to_string().contains(log.to_str().unwrap()), "{refused}");
+    assert!(log.exists());
+    let both = || both(true);
     let here = Running::import_with(&ground, "here", Some(both()), Access::ReadWrite).unwrap();
     assert!(here.pool.has("on this machine"));
     here.pool.pool.commit().unwrap();

@@ -96,3 +96,32 @@ fn a_store_that_is_away_is_no_damage() {
     reader.read(&pointer).map(drop).unwrap_err();
     assert_eq!(*found.lock().unwrap(), [pointer]);
 }
+
+/// A reply that is wrong once is no damage of the object, and nothing is repaired.
+#[test]
+fn a_wrong_reply_is_no_repaired_damage() {
+    let ground = InBucket::new(1, 0);
+    let store = ground.create_store();
+    let frame = NewFrame {
+        stream: WriteStream::Metadata,
+        kind: FrameKind::Data,
+        owner: Owner { dataset: 1, object: 1, offset: 0 },
+        birth: Txg(1),
+        content: &content(1),
+        compression: CompressionSetting::Off,
+        checksum: ChecksumKind::Xxh3,
+    };
+    let pointer = store.write(&frame).unwrap();
+    let log_start = LogStart::default();
+    store.commit(&Commit { txg: Txg(1), catalog: None, upper: &[], log_start, time: 1 }).unwrap();
+    drop(store);
+    let (store, _) = ground.open_store(Access::ReadWrite).unwrap();
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let hears = Arc::clone(&found);
+    store.watch(move |damaged| hears.lock().unwrap().push(damaged.mended));
+    ground.bucket.damage_replies("seg/", 1);
+    assert_eq!(&*store.read(&pointer).unwrap(), content(1));
+    assert_eq!(ground.bucket.damage_replies("", 0), 0, "it was read");
+    assert_eq!(*found.lock().unwrap(), []);
+    assert_eq!(store.mended(), 0);
+}
