@@ -186,7 +186,7 @@ impl FsRequest {
     /// Whether it excludes other requests that change names, properties or mounts.
     #[must_use]
     pub fn alone(&self) -> bool {
-        // A stream takes its time; what it changes in the end is the engine's one commit.
+        // A stream takes its time; whenever it changes something, it takes the lock (`Imported::changing`) itself.
         self.changes() && !matches!(self, Self::Receive(_))
             || matches!(self, Self::Mount(_) | Self::Unmount { .. } | Self::Share(_) | Self::Unshare(_))
     }

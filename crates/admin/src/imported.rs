@@ -102,6 +102,9 @@ pub struct Imported {
     pub resilver: Arc<Resilver>,
     /// The job that moves segments for a topology change.
     pub reshape: Arc<Reshape>,
+    /// Lock of verbs that change names, properties or mounts: they run one at a time. The caller of a verb takes it
+    /// ([`crate::fs::FsRequest::alone`]); a receiver takes it itself, whenever it changes them.
+    pub changing: Mutex<()>,
     /// Objects that long-running commands read.
     pub(crate) reading: Reading,
     /// The job that trims devices.
@@ -583,6 +586,7 @@ impl Imported {
             scrub,
             resilver,
             reshape,
+            changing: Mutex::default(),
             reading: Reading::default(),
             trim,
             since: now(),

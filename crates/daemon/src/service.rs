@@ -7,7 +7,8 @@
 //! so that the handoff state is valid in the next process as well. All recorded descriptors ([`crate::left`],
 //! [`crate::pool::left`]) are stored, except those of open files, which are opened again.
 //!
-//! Invariant: a descriptor is stored before it is recorded, and until it is not recorded any more.
+//! Invariant: a descriptor is stored before it is recorded, and until it is not recorded any more; one that has the
+//! number of a closed descriptor takes its place.
 
 pub mod left;
 
@@ -16,13 +17,14 @@ use nacre_sys::descriptors;
 use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::fstat,
     pipe::{PipeFlags, pipe_with},
 };
 use sd_notify::NotifyState;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::Duration,
 };
@@ -38,11 +40,16 @@ const HANDOVER: &str = "handover";
 /// Deadline for the manager to read messages.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Identity of an open file: device and inode number. No other file has them as long as the manager stores a
+/// descriptor of this one.
+type FileId = (u64, u64);
+
 /// The service that this process and its workers are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SystemdService {
-    /// Numbers of the descriptors that the manager stores.
-    stored: Mutex<BTreeSet<i32>>,
+    /// The descriptors that the manager stores, by number: the process may have closed one, and another file may have
+    /// its number.
+    stored: Mutex<BTreeMap<i32, FileId>>,
 }
 
 impl SystemdService {
@@ -51,7 +58,7 @@ impl SystemdService {
     pub fn of_this_process() -> Option<Arc<SystemdService>> {
         let started = std::env::var(STARTED).ok()?.parse::<u32>().ok()?;
         let is_service = started == std::process::id() && std::env::var_os(SOCKET).is_some();
-        is_service.then(|| Arc::new(SystemdService { stored: Mutex::default() }))
+        is_service.then(Arc::default)
     }
 
     /// Permits the workers of this process to notify the manager. Before systemd 254 that has to be in the unit
@@ -82,27 +89,32 @@ impl SystemdService {
         self.stored.lock().len()
     }
 
-    /// Sets the descriptors that the manager stores from the previous process.
+    /// Sets the descriptors that the manager stores from the previous process: those of them that are open here.
     pub fn has(&self, numbers: impl IntoIterator<Item = i32>) {
-        *self.stored.lock() = numbers.into_iter().collect();
+        *self.stored.lock() = numbers.into_iter().filter_map(|number| Some((number, opened(number).ok()?.1))).collect();
     }
 
     /// Stores these descriptors before `note` records them, and removes all others afterwards.
     pub fn keep<T>(&self, numbers: impl IntoIterator<Item = i32>, note: impl FnOnce() -> T) -> T {
         let mut stored = self.stored.lock();
         let now: BTreeSet<i32> = numbers.into_iter().collect();
-        let new: Vec<i32> = now.difference(&stored).copied().collect();
-        for number in &new {
+        let mut is_new = false;
+        for number in &now {
             // A device that the pool has closed may still be recorded.
-            let Ok(descriptor) = descriptors::another(*number) else { continue };
-            told(store(&number.to_string(), descriptor.as_fd()));
+            let Ok((descriptor, file)) = opened(*number) else { continue };
+            if stored.get(number) != Some(&file) {
+                told(store(&number.to_string(), descriptor.as_fd()));
+                stored.insert(*number, file);
+                is_new = true;
+            }
         }
-        if !new.is_empty() {
+        if is_new {
             told(wait_until_read());
         }
         let done = note();
-        told(stored.difference(&now).try_for_each(|number| remove(&number.to_string())));
-        *stored = now;
+        let gone: Vec<i32> = stored.keys().copied().filter(|number| !now.contains(number)).collect();
+        told(gone.iter().try_for_each(|number| remove(&number.to_string())));
+        stored.retain(|number, _| now.contains(number));
         done
     }
 
@@ -115,9 +127,16 @@ impl SystemdService {
     /// Removes all descriptors: there is nothing to take over.
     pub fn take_back(&self) {
         let mut stored = self.stored.lock();
-        let names = std::mem::take(&mut *stored).into_iter().map(|number| number.to_string());
+        let names = std::mem::take(&mut *stored).into_keys().map(|number| number.to_string());
         told(names.chain([HANDOVER.to_owned()]).try_for_each(|name| remove(&name)).and_then(|()| wait_until_read()));
     }
+}
+
+/// Duplicates the descriptor with this number.
+fn opened(number: i32) -> io::Result<(OwnedFd, FileId)> {
+    let descriptor = descriptors::another(number)?;
+    let file = fstat(&descriptor)?;
+    Ok((descriptor, (file.st_dev, file.st_ino)))
 }
 
 /// Logs a failure to notify the manager: serving files matters more than failover.
@@ -151,5 +170,33 @@ fn wait_until_read() -> io::Result<()> {
         Ok(0) => Err(io::ErrorKind::TimedOut.into()),
         Ok(_) => Ok(()),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::dup2;
+    use std::{fs::File, os::fd::AsRawFd};
+
+    #[test]
+    fn another_file_with_the_number_of_a_closed_one_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let [first, second] = ["a", "b"].map(|name| File::create(directory.path().join(name)).unwrap());
+        let id = |file: &File| opened(file.as_raw_fd()).unwrap().1;
+        let mut device = OwnedFd::from(File::open(directory.path().join("a")).unwrap());
+        let number = device.as_raw_fd();
+        // No manager listens: messages are dropped.
+        let service = SystemdService::default();
+        service.keep([number], || {});
+        assert_eq!(*service.stored.lock(), BTreeMap::from([(number, id(&first))]));
+        // A device is closed, and a file that is to be recorded gets its number.
+        dup2(&second, &mut device).unwrap();
+        service.keep([number], || {});
+        assert_eq!(*service.stored.lock(), BTreeMap::from([(number, id(&second))]));
+        service.keep([], || {});
+        assert_eq!(service.stored(), 0);
+        service.has([number, i32::MAX]);
+        assert_eq!(*service.stored.lock(), BTreeMap::from([(number, id(&second))]));
     }
 }

@@ -356,6 +356,19 @@ impl Property {
     /// # Errors
     /// The reason why it cannot.
     pub fn check_inherit(&self) -> Result<(), PropertyError> {
+        self.check_revert()?;
+        match self {
+            Self::Known(definition) if !definition.inherited => Err(PropertyError::NotInherited(definition.name)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that `inherit -S` can be used on it: a value that was set can give way to the received one, or the
+    /// default.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
+    pub fn check_revert(&self) -> Result<(), PropertyError> {
         match self {
             Self::User(_) => Ok(()),
             Self::Known(definition) if definition.settable == Settable::Never => {
@@ -364,7 +377,6 @@ impl Property {
             Self::Known(definition) if definition.settable == Settable::AtCreation => {
                 Err(PropertyError::OnlyAtCreation(definition.name))
             }
-            Self::Known(definition) if !definition.inherited => Err(PropertyError::NotInherited(definition.name)),
             Self::Known(_) => Ok(()),
             Self::Owner(_) => Err(PropertyError::NotInherited("userquota@")),
             Self::WrittenSince(_) => Err(PropertyError::ReadOnly("written@")),

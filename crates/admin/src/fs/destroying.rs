@@ -8,8 +8,9 @@ use nacre_pool::names::{Name, SelectionError, SnapshotSelection};
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
+use super::moves::{self, Gone, GoneSnapshots};
 use super::objects::{Object, Objects, missing};
-use super::{moves, refused};
+use super::refused;
 use crate::reading::{Destroying, Read};
 use crate::{Imported, Kind, Mounts, Refusal, What};
 
@@ -408,31 +409,47 @@ pub(super) fn going<'a>(
 }
 
 /// Unmounts the snapshots of a plan. One that is in use, by a mount of its own or through the
-/// `.zfs` directory, stops the destroy, unless `force`.
-pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> Result<(), Refusal> {
-    let of_filesystems = mounts.mounted().into_iter().map(|mounted| mounted.what);
-    let of_filesystems =
-        of_filesystems.filter(|what| what.snapshot.is_some() && doom.filesystems.contains(&what.dataset));
-    let alone = doom
-        .snapshots
-        .iter()
-        .flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| What { dataset: *id, snapshot: Some(txg.0) }));
-    of_filesystems.chain(alone).try_for_each(|snapshot| mounts.unmount(snapshot, force))
+/// `.zfs` directory, stops the destroy, unless `force`: then all are mounted as before.
+pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> Result<GoneSnapshots, Refusal> {
+    let mut alone = Vec::new();
+    for (id, snapshots) in &doom.snapshots {
+        alone.extend(snapshots.iter().map(|(txg, _)| What { dataset: *id, snapshot: Some(txg.0) }));
+    }
+    let meant: HashSet<What> = alone.iter().copied().collect();
+    let chosen = |what: What| doom.filesystems.contains(&what.dataset) || meant.contains(&what);
+    let gone = moves::unmount_snapshots(mounts, chosen, force)?;
+    if let Err(refusal) = alone.into_iter().try_for_each(|snapshot| mounts.unmount(snapshot, force)) {
+        gone.back(mounts);
+        return Err(refusal);
+    }
+    Ok(gone)
 }
 
 /// Carries out a plan.
 pub(super) fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<(), Refusal> {
     let made = moves::unchosen(&mut Objects::now(pool, mounts), &doom.filesystems)?;
     let _going = going(pool, mounts, doom, &format!("cannot destroy '{}'", what.target))?;
-    leave_snapshots(mounts, doom, what.force)?;
+    let snapshots = leave_snapshots(mounts, doom, what.force)?;
+    let gone = match destroy_unused(pool, mounts, doom, what) {
+        Ok(gone) => gone,
+        Err(refusal) => {
+            snapshots.back(mounts);
+            return Err(refusal);
+        }
+    };
+    gone.tidy(mounts, &made);
+    forget_snapshots(mounts, doom);
+    Ok(())
+}
+
+/// Unmounts the file systems of a plan, and destroys all of it.
+fn destroy_unused(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<Gone, Refusal> {
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
     if let Err(error) = pool.pool.destroy_set(&doom.destroy_set(what.deferred)) {
         gone.back(mounts);
         return Err(refused(&format!("cannot destroy '{}'", what.target), &error));
     }
-    gone.tidy(mounts, &made);
-    forget_snapshots(mounts, doom);
-    Ok(())
+    Ok(gone)
 }
 
 /// Unmounts snapshots that were looked up again during their destruction, so that freed frames are not read.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::{MountPointSetting, Object, Objects};
 use super::refused;
+use crate::progress::ResultLines;
 use crate::reading::{COMPARED, MARK, ReadGuard};
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
@@ -158,16 +159,15 @@ fn tell(
     root: &[u8],
     progress: &mut dyn Progress,
 ) -> Result<(), Refusal> {
-    let mut heard = true;
+    let mut lines = ResultLines::to(progress);
     let told = pool.pool.diff(old, new, &mut |difference| {
-        heard = progress.note(&serde_json::to_string(&shown(difference, root)).unwrap_or_default());
-        if heard { Ok(()) } else { Err(PoolError::Refused("nobody listens any more".to_owned())) }
+        let line =
+            serde_json::to_string(&shown(difference, root)).map_err(|error| PoolError::Refused(error.to_string()))?;
+        if lines.send(&line) { Ok(()) } else { Err(PoolError::Refused("nobody listens any more".to_owned())) }
     });
-    match told {
-        // The caller has disconnected.
-        Err(_) if !heard => Ok(()),
-        told => told.map_err(|error| refused(&format!("cannot diff '{name}'"), &error)),
-    }
+    let doing = format!("cannot diff '{name}'");
+    lines.end(&doing)?;
+    told.map_err(|error| refused(&doing, &error))
 }
 
 fn shown(difference: changes::Difference, root: &[u8]) -> Difference {

@@ -136,6 +136,7 @@ impl<'a> Following<'a> {
             rows.into_iter().find(|(_, row)| row.guid == first.from).map(|(_, row)| row.name)
         };
         let this = Self { pool, mounts, what, head, there, base };
+        let _changing = pool.changing.lock();
         // If an object is in the way, nothing is renamed.
         this.next_rename()?;
         this.snapshots()?;
@@ -146,14 +147,17 @@ impl<'a> Following<'a> {
     /// Repeats the renames for an incremental snapshot whose file system is not at its place: its
     /// new parent may have been received by now.
     pub fn before(&self, filesystem: &str, done: &mut ReceivedStream) -> Result<(), Refusal> {
+        let _changing = self.pool.changing.lock();
         if self.pool.pool.find(filesystem)?.is_some() {
             return Ok(());
         }
         self.file_systems(done)
     }
 
-    /// Ends the stream: objects that the sender has destroyed are destroyed.
+    /// Ends the stream: objects that the sender has destroyed are destroyed. Nothing else is created or renamed
+    /// between the selection of these objects and their end.
     pub fn end(&self, done: &mut ReceivedStream) -> Result<(), Refusal> {
+        let _changing = self.pool.changing.lock();
         self.file_systems(done)?;
         if self.what.force { self.give_up(done) } else { Ok(()) }
     }

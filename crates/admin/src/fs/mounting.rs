@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Mounting};
 use super::objects::{MountPointSetting, Objects};
-use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Progress, Refusal, What};
+use crate::{Imported, Kind, MountOptions, Mounts, Progress, Refusal, What};
 
 /// Arguments of `mount`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,28 +292,14 @@ pub fn mount_all(pool: &Imported, mounts: &dyn Mounts, progress: &mut dyn Progre
 /// # Errors
 /// A mount in use, unless `force`.
 pub fn unmount_all(pool: &Imported, mounts: &dyn Mounts, force: bool) -> Result<(), Refusal> {
-    let mut gone: Vec<Mounted> = Vec::new();
-    let mut unmounted = Ok(());
     // A snapshot may be mounted below a file system.
-    for mounted in mounts.mounted().into_iter().rev().filter(|mounted| mounted.what.snapshot.is_some()) {
-        unmounted = mounts.unmount(mounted.what, force);
-        if unmounted.is_err() {
-            break;
-        }
-        gone.push(mounted);
-    }
-    let unmounted = unmounted.and_then(|()| {
-        let all = unmounted_by(pool, mounts, &ToUnmount::All)?;
-        moves::unmount(mounts, &all, force).map(drop)
-    });
+    let snapshots = moves::unmount_snapshots(mounts, |_| true, force)?;
+    let all = unmounted_by(pool, mounts, &ToUnmount::All);
+    let unmounted = all.and_then(|all| moves::unmount(mounts, &all, force));
     if unmounted.is_err() {
-        for mounted in gone.into_iter().rev() {
-            if let Err(refusal) = mounts.mount(mounted.what, &mounted.at, &mounted.options) {
-                tracing::error!(at = %mounted.at.display(), %refusal, "what was unmounted for a moment cannot be mounted again");
-            }
-        }
+        snapshots.back(mounts);
     }
-    unmounted
+    unmounted.map(drop)
 }
 
 /// Unmounts everything, even mounts in use, despite errors: the process is about to end.

@@ -31,6 +31,41 @@ pub(super) struct Mounting {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gone(Vec<Mounted>);
 
+/// Unmounted snapshots, in the order in which they had been mounted.
+#[derive(Debug, Default)]
+pub(super) struct GoneSnapshots(Vec<Mounted>);
+
+impl GoneSnapshots {
+    /// Mounts them again where they were: the change was refused.
+    pub fn back(self, mounts: &dyn Mounts) {
+        for mounted in self.0 {
+            if let Err(refusal) = mounts.mount(mounted.what, &mounted.at, &mounted.options) {
+                tracing::error!(at = %mounted.at.display(), %refusal, "what was unmounted for a moment cannot be mounted again");
+            }
+        }
+    }
+}
+
+/// Ends the mounts of the chosen snapshots. Where one is in use, nothing has changed.
+pub(super) fn unmount_snapshots(
+    mounts: &dyn Mounts,
+    chosen: impl Fn(What) -> bool,
+    force: bool,
+) -> Result<GoneSnapshots, Refusal> {
+    let mut gone = GoneSnapshots::default();
+    for mounted in mounts.mounted().into_iter().rev() {
+        if mounted.what.snapshot.is_none() || !chosen(mounted.what) {
+            continue;
+        }
+        if let Err(refusal) = mounts.unmount(mounted.what, force) {
+            gone.back(mounts);
+            return Err(refusal);
+        }
+        gone.0.insert(0, mounted);
+    }
+    Ok(gone)
+}
+
 /// Number of components of a path: mounting goes down, unmounting goes up.
 pub(super) fn depth(path: &Path) -> usize {
     path.components().count()

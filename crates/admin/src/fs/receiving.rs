@@ -187,6 +187,7 @@ pub(super) fn receive(
     let came = snapshots(pool, mounts, what, &head, &mut reader, &mut done, &mut new);
     // What was received is there, and is mounted, even if the remainder failed.
     if !what.unmounted && !what.dry {
+        let _changing = pool.changing.lock();
         let wanted = moves::wanted(&mut Objects::now(pool, mounts), &new)?;
         done.sentences.extend(moves::mount(mounts, wanted));
     }
@@ -343,12 +344,9 @@ fn one<R: Read>(
     if let Err(error) = take(reader, snapshot, &mut receiving) {
         return Err(cut(receiving, doing, &error));
     }
-    finish(mounts, what, &mut receiving, doing)?;
+    finish(pool, mounts, what, &mut receiving, doing)?;
     let left = receiving.left_out().iter();
     done.sentences.extend(left.map(|(name, why)| format!("cannot set property '{name}' of '{filesystem}': {why}")));
-    if replaces {
-        moves::refresh(pool, mounts, &[id])?;
-    }
     done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
     Ok((!replaces).then_some(id))
 }
@@ -373,6 +371,7 @@ fn place(
     let (above, part) =
         split_parent(filesystem).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
     let make = what.but_pool && !what.dry;
+    let _changing = make.then(|| pool.changing.lock());
     let (parent, _) = super::making::parent_of(pool, mounts, above, make, doing)?;
     Ok((parent, part.to_owned()))
 }
@@ -415,11 +414,27 @@ fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
     }
 }
 
-/// Makes the snapshot visible; users of the file system get its files.
-fn finish(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doing: &str) -> Result<(), Refusal> {
-    let id = receiving.target();
+/// Makes the snapshot visible; users of the file system get its files, and mounts the properties that came with it.
+fn finish(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToReceive,
+    receiving: &mut Receiving,
+    doing: &str,
+) -> Result<(), Refusal> {
     // Checked before requests to the file system are blocked.
     receiving.check_shape().map_err(|error| refused(doing, &error))?;
+    let _changing = pool.changing.lock();
+    exchange(mounts, what, receiving, doing)?;
+    if receiving.replaces() {
+        let affected = Objects::now(pool, mounts).descendants(receiving.target())?;
+        moves::refresh(pool, mounts, &affected)?;
+    }
+    Ok(())
+}
+
+fn exchange(mounts: &dyn Mounts, what: &ToReceive, receiving: &mut Receiving, doing: &str) -> Result<(), Refusal> {
+    let id = receiving.target();
     if !receiving.replaces() {
         return receiving.finish().map(drop).map_err(|error| refused(doing, &error));
     }

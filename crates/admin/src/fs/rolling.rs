@@ -6,8 +6,9 @@ use nacre_pool::engine::DestroySet;
 use serde::{Deserialize, Serialize};
 
 use super::destroying::{self, Doom, ToDestroy};
+use super::moves::{self, Gone};
 use super::objects::Objects;
-use super::{moves, refused};
+use super::refused;
 use crate::{Imported, Kind, Mounts, Refusal};
 
 /// Arguments of `rollback`.
@@ -61,7 +62,27 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     // No cached write of the kernel may come after the files were exchanged. A mount that cannot be
     // unmounted is in use: nothing has changed yet.
     mounts.settle(&[between.id])?;
-    destroying::leave_snapshots(mounts, &doom, what.force)?;
+    let snapshots = destroying::leave_snapshots(mounts, &doom, what.force)?;
+    let rolled = exchange(pool, mounts, what, &between, &doom);
+    match &rolled {
+        Ok(clones) => {
+            clones.tidy(mounts, &made);
+            destroying::forget_snapshots(mounts, &doom);
+        }
+        Err(_) => snapshots.back(mounts),
+    }
+    rolled.map(drop)
+}
+
+/// Unmounts what is mounted below, and exchanges the files; returns the unmounted clones, which are destroyed.
+fn exchange(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    what: &ToRollBack,
+    between: &Between,
+    doom: &Doom,
+) -> Result<Gone, Refusal> {
+    let doing = format!("cannot rollback to '{}'", what.snapshot);
     let clones = moves::unmount(mounts, &doom.filesystems, what.force)?;
     let mut below = moves::with_below(mounts, &[between.id]);
     below.retain(|id| *id != between.id);
@@ -78,14 +99,13 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
         pool.pool.roll_back_over(between.id, &between.part, &newer).map_err(|error| refused(&doing, &error))
     });
     gone.back(mounts);
-    match &rolled {
-        Ok(()) => {
-            clones.tidy(mounts, &made);
-            destroying::forget_snapshots(mounts, &doom);
+    match rolled {
+        Ok(()) => Ok(clones),
+        Err(refusal) => {
+            clones.back(mounts);
+            Err(refusal)
         }
-        Err(_) => clones.back(mounts),
     }
-    rolled
 }
 
 /// Returns the newer objects as a plan, and the clones whose mount points are inherited or default.

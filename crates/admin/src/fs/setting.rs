@@ -151,7 +151,7 @@ fn check(name: &str, value: &NewValue) -> Result<Checked, nacre_pool::properties
             Checked { name: stored, setting: Setting::Inherit, value: None }
         }
         NewValue::Received => {
-            property.check_inherit()?;
+            property.check_revert()?;
             Checked { name: stored, setting: Setting::BackToReceived, value: None }
         }
     })

@@ -34,10 +34,19 @@ struct Noted {
     used: Mutex<HashSet<u64>>,
     /// Other requests, in their order.
     asked: Mutex<Vec<String>>,
+    /// Called before each change of a mount.
+    before: Mutex<Option<Box<dyn Fn() + Send>>>,
+}
+
+impl Noted {
+    fn changes(&self) {
+        self.before.lock().iter().for_each(|before| before());
+    }
 }
 
 impl Mounts for Noted {
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
+        self.changes();
         if at.starts_with("/broken") {
             return Err(Refusal::new(Kind::Io, format!("cannot mount '{}': it is broken", at.display())));
         }
@@ -52,6 +61,7 @@ impl Mounts for Noted {
     fn not_mounted(&self) {}
 
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal> {
+        self.changes();
         let mut there = self.there.lock();
         let Some(place) = there.iter().position(|mounted| mounted.what == what) else { return Ok(()) };
         if self.used.lock().contains(&what.dataset) && !force {
@@ -92,6 +102,7 @@ impl Mounts for Noted {
     }
 
     fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal> {
+        self.changes();
         let mut there = self.there.lock();
         there.iter_mut().find(|mounted| mounted.what == what).unwrap().options = options.clone();
         Ok(())
@@ -112,6 +123,7 @@ impl Mounts for Noted {
     }
 
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
+        self.changes();
         replace()?;
         self.asked.lock().push(format!("replaced {dataset}"));
         Ok(())

@@ -1,4 +1,6 @@
 //! `pool check`: checks all metadata for consistency, and reads and verifies every live frame.
+//!
+//! Invariant: no line waits for its reader while the engine's administration lock is held.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +9,7 @@ use nacre_pool::store::Store;
 use nacre_pool::{Damage, Owner};
 use serde::{Deserialize, Serialize};
 
+use crate::progress::ResultLines;
 use crate::{Imported, Progress, Refusal};
 
 /// Result of a check.
@@ -44,10 +47,13 @@ fn sentence(store: &Store, name: (u32, u32), owner: Option<Owner>, damage: &Dama
 /// A catalog or a device that cannot be read at all.
 pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, Refusal> {
     let doing = || format!("cannot check '{}'", pool.name());
-    // The check continues if the caller has disconnected: its counts are the result.
-    let seen = pool.pool.check(&pool.store, pool.read_only, &mut |line| {
-        progress.note(line);
-    });
+    let mut lines = ResultLines::to(progress);
+    let mut found = Vec::new();
+    let seen = pool.pool.check(&pool.store, pool.read_only, &mut |line| found.push(line.to_owned()));
+    for line in &found {
+        lines.send(line);
+    }
+    lines.end(&doing())?;
     let CheckCounts { datasets, snapshots, inodes, frames, problems, .. } =
         seen.map_err(|error| Refusal::pool(doing(), &error))?;
     let mut found = CheckReport { datasets, snapshots, inodes, frames, bytes: 0, problems };
@@ -57,10 +63,9 @@ pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, 
         if let Some(damage) = &checked.damage {
             found.problems += 1;
             if let Some(owner) = checked.owner {
-                progress.note(&sentence(&pool.store, checked.name, Some(owner), damage));
-            } else {
-                headless.insert(checked.name, damage.clone());
+                return lines.send(&sentence(&pool.store, checked.name, Some(owner), damage));
             }
+            headless.insert(checked.name, damage.clone());
         }
         true
     });
@@ -68,7 +73,8 @@ pub fn run(pool: &Imported, progress: &mut dyn Progress) -> Result<CheckReport, 
     let owners = pool.pool.owners_of(&headless.keys().copied().collect());
     let owners = owners.map_err(|error| Refusal::pool(doing(), &error))?;
     for (name, damage) in &headless {
-        progress.note(&sentence(&pool.store, *name, owners.get(name).copied(), damage));
+        lines.send(&sentence(&pool.store, *name, owners.get(name).copied(), damage));
     }
+    lines.end(&doing())?;
     scrubbed.map(|()| found)
 }

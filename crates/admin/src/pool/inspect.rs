@@ -10,6 +10,7 @@ use nacre_pool::tree::walk::Visitor;
 use nacre_pool::{Pointer, PoolError, WriteStream};
 use serde::{Deserialize, Serialize};
 
+use crate::progress::ResultLines;
 use crate::{Imported, Progress, Refusal};
 
 /// Selection of the data to dump.
@@ -28,42 +29,48 @@ pub struct Wanted {
 /// # Errors
 /// A structure cannot be read.
 pub fn run(pool: &Imported, wanted: &Wanted, progress: &mut dyn Progress) -> Result<(), Refusal> {
-    if let Some(name) = &wanted.rows {
-        return rows(pool, name, progress);
-    }
-    if let Some(segment) = wanted.frames {
-        return frames(pool, segment, progress);
-    }
-    if wanted.segments {
-        segments(pool, progress);
-        return Ok(());
-    }
-    labels(pool, progress)?;
-    datasets(pool, progress)
+    let lines = &mut ResultLines::to(progress);
+    dump(pool, wanted, lines)?;
+    lines.end(&format!("cannot inspect '{}'", pool.name()))
 }
 
-fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
+fn dump(pool: &Imported, wanted: &Wanted, lines: &mut ResultLines<'_>) -> Result<(), Refusal> {
+    if let Some(name) = &wanted.rows {
+        return rows(pool, name, lines);
+    }
+    if let Some(segment) = wanted.frames {
+        return frames(pool, segment, lines);
+    }
+    if wanted.segments {
+        segments(pool, lines);
+        return Ok(());
+    }
+    labels(pool, lines)?;
+    datasets(pool, lines)
+}
+
+fn labels(pool: &Imported, lines: &mut ResultLines<'_>) -> Result<(), Refusal> {
     let identity = pool.store.identity();
-    progress.note(&format!("pool {}", identity.name));
-    progress.note(&format!(
+    lines.send(&format!("pool {}", identity.name));
+    lines.send(&format!(
         "  number {}  format {}  revision {}  state {:?}",
         identity.pool,
         label::VERSION,
         identity.revision,
         identity.state
     ));
-    progress.note(&format!(
+    lines.send(&format!(
         "  features {:#x} needed, {:#x} needed to write, {:#x} not needed",
         identity.incompatible, identity.read_only_compatible, identity.compatible
     ));
-    progress.note(&format!(
+    lines.send(&format!(
         "  host {} ({})  written at {}  slots of {} bytes",
         identity.host.1, identity.host.0, identity.time, identity.slot
     ));
     let devices = pool.devices.read().clone();
     for (index, (member, device)) in identity.members.iter().zip(&devices).enumerate() {
         let path = String::from_utf8_lossy(&member.path).into_owned();
-        progress.note(&format!(
+        lines.send(&format!(
             "device {index}: {}  number {}  {} bytes  last seen at {path}",
             device.name(),
             member.guid,
@@ -73,7 +80,7 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
             Ok(roots) => roots.iter().for_each(|root| {
                 let catalog = root.catalog.map_or_else(|| "no catalog".to_owned(), |catalog| format!("catalog {catalog}"));
                 let state = if root.clean { "closed in order" } else { "in use" };
-                progress.note(&format!(
+                lines.send(&format!(
                     "  root {}: txg {}  oldest kept {}  at {}  {state}  next segment {}  {catalog}  {} deltas  log from {} (sequence {})",
                     root.generation,
                     root.txg,
@@ -86,27 +93,27 @@ fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
                 ));
             }),
             Err(error) => {
-                progress.note(&format!("  its root records cannot be read: {error}"));
+                lines.send(&format!("  its root records cannot be read: {error}"));
             }
         }
     }
     let space = pool.store.space();
-    progress.note(&format!(
+    lines.send(&format!(
         "space: {} bytes in {} slots, {} slots free; {} allocated ({} of it the segment table, {} about to be freed); {} lost at ends; slop {}; {} for writes",
         space.size, space.slots, space.free_slots, space.allocated, space.table, space.freeing, space.slack, space.slop, space.available
     ));
     Ok(())
 }
 
-fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
-    let mut lines = Vec::new();
+fn datasets(pool: &Imported, lines: &mut ResultLines<'_>) -> Result<(), Refusal> {
+    let mut rows = Vec::new();
     {
         let catalog = pool.pool.catalog_view();
         let mut waiting = vec![catalog.root()?];
         while let Some(id) = waiting.pop() {
             let row = catalog.dataset(id)?;
             let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
-            lines.push(format!(
+            rows.push(format!(
                 "dataset {id}: {}  created in txg {}  origin {:?}  tree {root}",
                 catalog.name(id)?,
                 row.created,
@@ -114,7 +121,7 @@ fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal>
             ));
             for (txg, row) in catalog.snapshot_rows(id)? {
                 let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
-                lines.push(format!(
+                rows.push(format!(
                     "  snapshot {}: txg {txg}  {} bytes  {} holds, {} clones  tree {root}",
                     row.name, row.referenced, row.holds, row.clones
                 ));
@@ -124,13 +131,13 @@ fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal>
             waiting.extend(below);
         }
     }
-    lines.iter().for_each(|line| {
-        progress.note(line);
-    });
+    for row in &rows {
+        lines.send(row);
+    }
     Ok(())
 }
 
-fn segments(pool: &Imported, progress: &mut dyn Progress) {
+fn segments(pool: &Imported, lines: &mut ResultLines<'_>) {
     for segment in pool.store.segments() {
         let place: Vec<String> = segment.place.iter().map(|place| format!("{}:{}", place.device, place.slot)).collect();
         let state = match (segment.sealed, segment.dead_since) {
@@ -138,7 +145,7 @@ fn segments(pool: &Imported, progress: &mut dyn Progress) {
             (true, None) => "sealed".to_owned(),
             (false, None) => "open".to_owned(),
         };
-        progress.note(&format!(
+        lines.send(&format!(
             "segment {}: {}  at {}  {state}  {} frames in {} bytes, {} of {} bytes alive here, {} moved away  newest birth {}",
             segment.id,
             stream_name(segment.stream),
@@ -164,9 +171,9 @@ fn stream_name(stream: WriteStream) -> &'static str {
     }
 }
 
-fn frames(pool: &Imported, segment: u32, progress: &mut dyn Progress) -> Result<(), Refusal> {
+fn frames(pool: &Imported, segment: u32, lines: &mut ResultLines<'_>) -> Result<(), Refusal> {
     let shown = pool.store.inspect(segment, &mut |Header { pointer, owner }, offset, lives| {
-        progress.note(&format!(
+        lines.send(&format!(
             "{offset:>9}: {pointer}  dataset {} object {} offset {}  {}",
             owner.dataset,
             owner.object,
@@ -178,11 +185,11 @@ fn frames(pool: &Imported, segment: u32, progress: &mut dyn Progress) -> Result<
 }
 
 /// Dumps the rows of a tree.
-struct Rows<'a>(&'a mut dyn Progress);
+struct Rows<'a, 'p>(&'a mut ResultLines<'p>);
 
-impl Visitor for Rows<'_> {
+impl Visitor for Rows<'_, '_> {
     fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
-        Ok(self.0.note(&format!("node {pointer}")))
+        Ok(self.0.send(&format!("node {pointer}")))
     }
 
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
@@ -190,12 +197,12 @@ impl Visitor for Rows<'_> {
             Ok(key) => format!("{key:?} = {}", shown(&key, value)),
             Err(_) => format!("{} = {}", key.escape_ascii(), value.escape_ascii()),
         };
-        self.0.note(&text);
+        self.0.send(&text);
         Ok(())
     }
 
     fn damaged(&mut self, _: &Pointer, error: PoolError) -> Result<(), PoolError> {
-        self.0.note(&format!("damaged: {error}"));
+        self.0.send(&format!("damaged: {error}"));
         Ok(())
     }
 }
@@ -226,7 +233,7 @@ fn shown(key: &Key, value: &[u8]) -> String {
     text.unwrap_or_else(|error| format!("damaged ({error}): {}", value.escape_ascii()))
 }
 
-fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), Refusal> {
+fn rows(pool: &Imported, name: &str, lines: &mut ResultLines<'_>) -> Result<(), Refusal> {
     let missing = || crate::fs::missing("open", name);
     let root = {
         let catalog = pool.pool.catalog_view();
@@ -241,7 +248,7 @@ fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), 
     match root {
         Some(root) => pool
             .pool
-            .visit_tree(&root, &mut Rows(progress))
+            .visit_tree(&root, &mut Rows(lines))
             .map_err(|error| Refusal::pool(format!("cannot show '{name}'"), &error)),
         None => Ok(()),
     }

@@ -79,7 +79,8 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
 /// A property that cannot be inherited.
 pub fn inheritance(property: &str, names: Vec<String>, recursive: bool, received: bool) -> Result<ToSet, Failure> {
     let known = dataset_property(property).map_err(|error| Failure::usage(error.to_string()).next(listed(&error)))?;
-    known.check_inherit().map_err(|error| match &error {
+    let checked = if received { known.check_revert() } else { known.check_inherit() };
+    checked.map_err(|error| match &error {
         PropertyError::NotInherited(_) => {
             Failure::new(error.to_string()).next(format!("use 'nacre fs set {property}=none' to clear"))
         }

@@ -118,7 +118,13 @@ impl std::fmt::Debug for FuseMounts {
 impl FuseMounts {
     /// Makes an empty set of mounts.
     #[must_use]
-    pub fn new(pool: Arc<Pool>, harmless: bool, rules: PlaceRules, notes: Option<Arc<PoolNotes>>) -> FuseMounts {
+    pub fn new(
+        pool: Arc<Pool>,
+        shares: Shares,
+        harmless: bool,
+        rules: PlaceRules,
+        notes: Option<Arc<PoolNotes>>,
+    ) -> FuseMounts {
         FuseMounts {
             telling: Telling::start(&pool, notes.clone()),
             pool,
@@ -126,7 +132,7 @@ impl FuseMounts {
             verbs: Arc::default(),
             writeback: Arc::default(),
             looks: ProcLooks::default(),
-            shares: Arc::new(Shares::new(harmless)),
+            shares: Arc::new(shares),
             harmless,
             rules,
             places: Mutex::default(),

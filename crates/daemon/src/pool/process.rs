@@ -16,6 +16,7 @@ use super::{
     mounts::FuseMounts,
     name_lock::{NameLock, TAKEN},
     rewind, runtime_files,
+    shares::Shares,
     start::{How, Start, ZPOOL},
     trust,
 };
@@ -61,6 +62,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
+    cell::OnceCell,
     hash::{BuildHasher, RandomState},
     io::{self},
     os::fd::{AsRawFd, OwnedFd},
@@ -81,8 +83,6 @@ struct Office {
     /// The pool is untrusted: its files give nobody more rights.
     harmless: bool,
     mounts: Arc<dyn Mounts>,
-    /// Lock of verbs that change something: they run one at a time.
-    changing: Mutex<()>,
     /// Number of requests being carried out.
     busy: Mutex<usize>,
     /// Event descriptor, written to when a request has been carried out, or when the end is requested.
@@ -136,6 +136,9 @@ impl Drop for Busy {
         self.0.tell();
     }
 }
+
+/// How long the caller may take to read an answer when the process is to end.
+const LAST_ANSWER: Duration = Duration::from_secs(30);
 
 /// How long a snapshot by mkdir in `.zfs/snapshot` waits for other commands.
 const TURN: Duration = Duration::from_secs(5);
@@ -203,13 +206,13 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
     if let (Some(notes), [place]) = (&notes, start.devices.as_slice()) {
         notes.needs(pool::in_bucket::needed(place, imported.opening.state.as_deref()));
     }
-    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless, rules, notes.clone()));
+    let shares = Shares::new(harmless, number.is_none());
+    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), shares, harmless, rules, notes.clone()));
     let office = Arc::new(Office {
         mounts: mounts.clone(),
         imported,
         copy: number.is_none(),
         harmless,
-        changing: Mutex::new(()),
         busy: Mutex::new(0),
         changed,
         notes,
@@ -222,7 +225,7 @@ pub(crate) fn own(start: &Start, background: bool, guarded: Option<Guarded>) -> 
     mounts.carry_out(Arc::new(move |request| {
         let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
         // A verb may wait for this mount to end, and so for this thread.
-        let changing = office.changing.try_lock_for(TURN);
+        let changing = office.imported.changing.try_lock_for(TURN);
         let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
@@ -354,7 +357,7 @@ fn follow(office: &Arc<Office>, mount: bool) -> Result<(), Failure> {
         loop {
             thread::sleep(FOLLOWED);
             let Some(office) = office.upgrade().filter(|office| !office.ends()) else { return };
-            let Some(_changing) = office.changing.try_lock() else { continue };
+            let Some(_changing) = office.imported.changing.try_lock() else { continue };
             match fs::follow(&office.imported, &*office.mounts, mount, &mut Silent) {
                 Ok(_) => told.clear(),
                 Err(refusal) if refusal.what == told => {}
@@ -876,7 +879,10 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
             return;
         }
         let reply = carry_out(office, order, caller).map_err(|refusal| client::told(&refusal));
-        if caller.send(&reply).is_err() {
+        // No lock is held any more: the caller may take its time, until the process ends.
+        let until = OnceCell::new();
+        let ends = || office.ends() && clock::now() >= *until.get_or_init(|| clock::now() + LAST_ANSWER);
+        if caller.send_until(&reply, &ends).is_err() {
             return;
         }
         drop(busy);
@@ -885,12 +891,16 @@ fn answer(caller: &Caller, office: &Arc<Office>) {
 
 fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, Refusal> {
     let uid = caller.credentials.uid.as_raw();
-    let notes = &mut Notes { caller, office, channel: Channel::default() };
+    let alone = match &order.verb {
+        Verb::Fs(request) => request.alone(),
+        Verb::Pool(request) => request.changes(),
+    };
+    let notes = &mut Notes { caller, office, alone, channel: Channel::default() };
     let (imported, mounts) = (&*office.imported, &*office.mounts);
     match order.verb {
         Verb::Fs(request) => {
             let changes = request.changes();
-            let _changing = request.alone().then(|| office.changing.lock());
+            let _changing = alone.then(|| office.imported.changing.lock());
             let done = fs::run(imported, mounts, request, notes);
             if changes && done.is_ok() {
                 mounts.room_changed();
@@ -899,7 +909,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             done.map(Reply::Fs)
         }
         Verb::Pool(request) => {
-            let (changes, ends) = (request.changes(), request.ends());
+            let (changes, ends) = (alone, request.ends());
             let new = request.new_devices();
             match request {
                 // Another request may wait for a device, and hold the lock needed here.
@@ -907,7 +917,7 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
                 PoolRequest::Clear { .. } => imported.failing.try_again(),
                 _ => {}
             }
-            let _changing = changes.then(|| office.changing.lock());
+            let _changing = changes.then(|| office.imported.changing.lock());
             if let Some(devices) = &new {
                 outside(&imported.name(), devices)?;
             }
@@ -949,12 +959,20 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
 struct Notes<'a> {
     caller: &'a Caller,
     office: &'a Office,
+    /// Other requests wait for this one, and so its notes do not wait for a slow reader without a deadline.
+    alone: bool,
     channel: Channel,
 }
 
 impl Progress for Notes<'_> {
     fn note(&mut self, line: &str) -> bool {
-        !self.office.ends() && self.caller.note(line)
+        if self.office.ends() {
+            return false;
+        }
+        match self.alone {
+            true => self.caller.note(line),
+            false => self.caller.note_until(line, &|| self.office.ends()),
+        }
     }
 
     fn give(&mut self, bytes: &[u8]) -> io::Result<()> {

@@ -8,7 +8,9 @@
 //! * only root shares, and nothing of a pool that others than root could have written;
 //! * values are parsed anew ([`nacre_pool::properties::sharing`]), as a pool may come from anybody: no part of them
 //!   reaches a command line or a configuration unchecked;
-//! * a share is recorded before it is made, so that the next process removes it after a crash.
+//! * a share is recorded before it is made, so that the next process removes it after a crash;
+//! * shares are made, and those of dead processes are removed, under a lock on the directory of records: a process
+//!   never removes what another one has shared anew in the meantime.
 
 mod device_number;
 mod ganesha;
@@ -22,6 +24,7 @@ use nacre_admin::mounts::Sharing;
 use nacre_pool::properties::sharing::{self, NfsShare, SmbShare};
 use nacre_sys::worker::Process;
 use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -62,9 +65,12 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Makes an empty set of shares.
-    pub fn new(harmless: bool) -> Shares {
-        let forbidden = if !rustix::process::geteuid().is_root() {
+    /// Makes an empty set of shares. A `copy` of an imported pool shares nothing: its datasets have the same GUIDs, by
+    /// which clients and servers know those of the original.
+    pub fn new(harmless: bool, copy: bool) -> Shares {
+        let forbidden = if copy {
+            Some("a copy of an imported pool shares nothing: export both, and import this one alone")
+        } else if !rustix::process::geteuid().is_root() {
             Some("only pools that root imports are shared")
         } else if harmless {
             Some("others than root could have written this pool: import it with -f if you trust it")
@@ -82,11 +88,11 @@ impl Shares {
         let left = if self.forbidden.is_none() { left() } else { Vec::new() };
         let (stay, go): (Vec<_>, Vec<_>) =
             left.into_iter().partition(|(_, note)| note.ganesha && note.kernel.is_empty() && note.samba.is_none());
-        go.iter().for_each(|(guid, note)| take_back(*guid, note));
+        go.iter().for_each(|(guid, note)| take_back_left(*guid, note));
         share();
         let now = self.now.lock();
         let is_shared = |guid| now.values().any(|shared| shared.sharing.guid == guid && shared.note.ganesha);
-        stay.iter().filter(|(guid, _)| !is_shared(*guid)).for_each(|(guid, note)| take_back(*guid, note));
+        stay.iter().filter(|(guid, _)| !is_shared(*guid)).for_each(|(guid, note)| take_back_left(*guid, note));
     }
 
     /// Reserves the device number that NFS-Ganesha needs, until a dataset is mounted.
@@ -180,6 +186,10 @@ impl Drop for Shares {
 
 /// Makes the shares; returns the record, and which of them failed.
 fn share(source: &str, at: &Path, sharing: &Sharing) -> (Note, Option<String>) {
+    let _locked = match directory().as_deref().map(lock).transpose() {
+        Ok(locked) => locked,
+        Err(why) => return (Note::default(), Some(why)),
+    };
     let mut note = Note { process: ourselves(), at: at.to_owned(), ..Note::default() };
     let mut failed = Vec::new();
     let mut tried = |done: Result<(), String>| failed.extend(done.err());
@@ -252,25 +262,58 @@ fn take_back(guid: u64, note: &Note) {
     }
 }
 
+/// Removes the shares of a dead process, as its record has them.
+fn take_back_left(guid: u64, left: &Note) {
+    let Some(directory) = directory() else { return };
+    if let Err(why) = if_unchanged(&directory, guid, left, || take_back(guid, left)) {
+        tracing::warn!(at = %path_text(&left.at), why, "a share could not be taken back");
+    }
+}
+
+/// Calls `act` under the lock, if the record of this dataset is still this one: after another process has removed
+/// the shares, they may have been made anew.
+fn if_unchanged(directory: &Path, guid: u64, left: &Note, act: impl FnOnce()) -> Result<(), String> {
+    let _locked = lock(directory)?;
+    if read(&file(directory, guid)).is_ok_and(|now| now == *left) {
+        act();
+    }
+    Ok(())
+}
+
+/// Locks the directory of records until the returned file is closed.
+fn lock(directory: &Path) -> Result<fs::File, String> {
+    let locked = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).and_then(|()| {
+        let file = fs::File::open(directory)?;
+        flock(&file, FlockOperation::LockExclusive)?;
+        Ok(file)
+    });
+    locked.map_err(|error| Failure::io("cannot lock", directory.display(), &error).what)
+}
+
 fn directory() -> Option<PathBuf> {
     Some(cage::state::base()?.join("shares"))
 }
 
-fn file(guid: u64) -> Option<PathBuf> {
-    Some(directory()?.join(format!("{guid:016x}.json")))
+fn file(directory: &Path, guid: u64) -> PathBuf {
+    directory.join(format!("{guid:016x}.json"))
 }
 
+/// Writes the record of a dataset; the caller holds the lock.
 fn write_down(guid: u64, note: &Note) -> Result<(), String> {
-    let (Some(directory), Some(path)) = (directory(), file(guid)) else { return Ok(()) };
-    let written = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).and_then(|()| {
-        let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
-        whole_file::replace(&path, &path.with_extension("new"), &options, &serde_json::to_vec(note)?)
-    });
+    let Some(path) = directory().map(|directory| file(&directory, guid)) else { return Ok(()) };
+    let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+    let text = serde_json::to_vec(note).map_err(io::Error::from);
+    let written = text.and_then(|text| whole_file::replace(&path, &path.with_extension("new"), &options, &text));
     written.map_err(|error| Failure::io("cannot note what is shared in", path.display(), &error).what)
 }
 
+fn read(path: &Path) -> Result<Note, String> {
+    let text = fs::read(path).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&text).map_err(|error| error.to_string())
+}
+
 fn forget(guid: u64) {
-    if let Some(error) = file(guid).and_then(|path| fs::remove_file(path).err())
+    if let Some(error) = directory().and_then(|directory| fs::remove_file(file(&directory, guid)).err())
         && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(%error, "what is shared no more stays noted");
@@ -283,8 +326,7 @@ fn left() -> Vec<(u64, Note)> {
     for path in directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default() {
         let guid = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
         let Some(guid) = guid.and_then(|guid| u64::from_str_radix(guid, 16).ok()) else { continue };
-        let note = fs::read(&path).map_err(|error| error.to_string());
-        match note.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).map_err(|error| error.to_string())) {
+        match read(&path) {
             Ok(note) if Process::with(note.process.0).is_ok_and(|now| now.began == note.process.1) => {}
             Ok(note) => left.push((guid, note)),
             Err(why) => tracing::warn!(path = %path_text(&path), why, "what was shared is not known"),
@@ -295,4 +337,45 @@ fn left() -> Vec<(u64, Note)> {
 
 fn ourselves() -> (u32, u64) {
     Process::this().map_or((std::process::id(), 0), |this| (this.number, this.began))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn a_copy_shares_nothing() {
+        let shares = Shares::new(false, true);
+        let sharing = Sharing { guid: 7, nfs: "on".to_owned(), smb: "off".to_owned() };
+        shares.set(1, "t/a", Path::new("/srv/a"), &sharing);
+        assert!(shares.failure(1).unwrap().contains("a copy"));
+        assert!(!shares.stop(1), "nothing was shared");
+    }
+
+    #[test]
+    fn what_another_process_has_shared_anew_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let left = Note { process: (1, 5), at: PathBuf::from("/srv/a"), ganesha: true, ..Note::default() };
+        let anew = Note { process: (2, 6), ..left.clone() };
+        let taken_back = || {
+            let called = Cell::new(false);
+            let act = || {
+                let other = fs::File::open(&directory).unwrap();
+                assert!(
+                    flock(&other, FlockOperation::NonBlockingLockExclusive).is_err(),
+                    "others could share meanwhile"
+                );
+                called.set(true);
+            };
+            if_unchanged(directory.path(), 7, &left, act).unwrap();
+            called.get()
+        };
+        let write = |note: &Note| fs::write(file(directory.path(), 7), serde_json::to_vec(note).unwrap()).unwrap();
+        assert!(!taken_back());
+        write(&left);
+        assert!(taken_back());
+        write(&anew);
+        assert!(!taken_back());
+    }
 }

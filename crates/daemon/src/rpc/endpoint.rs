@@ -3,8 +3,9 @@
 //!
 //! Used by processes that serve mounts or own a pool. Invariants: a socket has its name only while the process
 //! listens on it; only root and the owner of the process are served, except at a public socket
-//! ([`Admission::All`]), where a caller has a short time and few are admitted at once; when an [`Endpoint`] is
-//! dropped, it answers nobody any more, and its connections are closed.
+//! ([`Admission::All`]), where a caller has a short time and few are admitted at once; after a message that was not
+//! written whole, a caller gets no other, and so never a result with a gap; when an [`Endpoint`] is dropped, it
+//! answers nobody any more, and its connections are closed.
 
 use super::{
     Message, Source,
@@ -32,7 +33,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -40,7 +41,7 @@ use std::{
 
 /// How long a caller may be silent, and how long the end waits for an answer in progress.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the other side may take to read: it may show notes to a user who reads them.
+/// How long the other side may take to read a message: it may show notes to a user who reads them.
 const READING: Duration = Duration::from_secs(30);
 
 /// How long a caller may stay connected to a public socket.
@@ -74,6 +75,10 @@ pub struct Caller {
     open: Arc<RwLock<bool>>,
     /// Deadline for the caller to disconnect.
     until: Option<Instant>,
+    /// How long the caller may take to read a message.
+    reading: Duration,
+    /// A message was not written whole: nothing more is written.
+    cut: AtomicBool,
 }
 
 impl std::fmt::Debug for Caller {
@@ -104,11 +109,19 @@ impl Caller {
     /// Sends an answer.
     ///
     /// # Errors
-    /// The caller is gone.
+    /// The caller is gone, or does not read it in time.
     pub fn send<A: Serialize>(&self, answer: &Result<A, Failure>) -> io::Result<()> {
+        self.send_until(answer, &self.deadline())
+    }
+
+    /// Sends an answer, however slowly it is read, until `ends` returns true.
+    ///
+    /// # Errors
+    /// The caller is gone, or has not read it.
+    pub fn send_until<A: Serialize>(&self, answer: &Result<A, Failure>, ends: &dyn Fn() -> bool) -> io::Result<()> {
         match answer {
-            Ok(answer) => line::send(&self.stream, &Message::Answer(answer)),
-            Err(failure) => line::send(&self.stream, &Message::<()>::Failed(failure.clone())),
+            Ok(answer) => self.write(&line::encode(&Message::Answer(answer))?, ends),
+            Err(failure) => self.write(&line::encode(&Message::<()>::Failed(failure.clone()))?, ends),
         }
     }
 
@@ -120,8 +133,8 @@ impl Caller {
         if ends() {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        line::send(&self.stream, &Message::<()>::Bytes(bytes.len() as u64))?;
-        stream::write(&self.stream, bytes, ends)
+        self.write(&line::encode(&Message::<()>::Bytes(bytes.len() as u64))?, ends)?;
+        self.write(bytes, ends)
     }
 
     /// Receives bytes of a stream; none at its end.
@@ -130,14 +143,33 @@ impl Caller {
     /// The caller is gone, or `ends` returns true.
     pub fn take(&self, channel: &mut Channel, buffer: &mut [u8], ends: &dyn Fn() -> bool) -> io::Result<usize> {
         if !channel.begun() {
-            line::send(&self.stream, &Message::<()>::Bytes(0))?;
+            self.write(&line::encode(&Message::<()>::Bytes(0))?, ends)?;
         }
         channel.take(&self.stream, buffer, ends)
     }
 
-    /// Sends a note; returns whether the caller is still connected.
+    /// Sends a note; returns false if the caller is gone, or does not read it in time.
     pub fn note(&self, text: &str) -> bool {
-        line::send(&self.stream, &Message::<()>::Note(text.to_owned())).is_ok()
+        self.note_until(text, &self.deadline())
+    }
+
+    /// Sends a note, however slowly it is read, until `ends` returns true; returns whether it was sent.
+    pub fn note_until(&self, text: &str, ends: &dyn Fn() -> bool) -> bool {
+        let line = line::encode(&Message::<()>::Note(text.to_owned()));
+        line.and_then(|line| self.write(&line, ends)).is_ok()
+    }
+
+    /// Returns whether the time to read a message that is sent now has passed.
+    fn deadline(&self) -> impl Fn() -> bool + use<> {
+        let until = clock::now() + self.reading;
+        move || clock::now() >= until
+    }
+
+    fn write(&self, bytes: &[u8], ends: &dyn Fn() -> bool) -> io::Result<()> {
+        if self.cut.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        stream::write(&self.stream, bytes, ends).inspect_err(|_| self.cut.store(true, Ordering::Relaxed))
     }
 }
 
@@ -240,8 +272,8 @@ fn admit(stream: UnixStream, open: &Arc<RwLock<bool>>, admission: Admission) -> 
         Admission::Owner => return None,
         Admission::All => (GUEST_PATIENCE, GUEST_PATIENCE, Some(clock::now() + GUEST_PATIENCE)),
     };
-    stream.set_read_timeout(Some(patience)).and_then(|()| stream.set_write_timeout(Some(reading))).ok()?;
-    Some(Caller { stream, credentials, open: Arc::clone(open), until })
+    stream.set_read_timeout(Some(patience)).ok()?;
+    Some(Caller { stream, credentials, open: Arc::clone(open), until, reading, cut: AtomicBool::new(false) })
 }
 
 /// A listening socket; closed when it is dropped.
@@ -371,5 +403,70 @@ impl Drop for Endpoint {
             // An error means that it has disconnected already.
             let _ = caller.shutdown(Shutdown::Both);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        cell::Cell,
+        io::{BufRead, Read},
+        sync::mpsc,
+    };
+
+    /// A caller, and its end of the connection.
+    fn connected() -> (Caller, UnixStream) {
+        let (ours, its) = UnixStream::pair().unwrap();
+        (admit(ours, &Arc::new(RwLock::new(true)), Admission::Owner).unwrap(), its)
+    }
+
+    /// Enough messages to fill the buffers of a connection.
+    const MANY: usize = 20_000;
+
+    #[test]
+    fn a_stream_and_its_answer_wait_for_a_slow_reader() {
+        let (caller, its) = connected();
+        let (waits, waited) = mpsc::channel();
+        let sends = thread::spawn(move || {
+            let calls = Cell::new(0);
+            let ends = || {
+                calls.set(calls.get() + 1);
+                // The first call of each message is before it.
+                if calls.get() == 2 {
+                    waits.send(()).unwrap();
+                }
+                false
+            };
+            for _ in 0..MANY {
+                calls.set(0);
+                caller.give(&[], &ends).unwrap();
+            }
+            calls.set(1);
+            caller.send_until(&Ok("whole"), &ends).unwrap();
+        });
+        let mut lines = BufReader::new(its).lines();
+        waited.recv().unwrap();
+        for _ in 0..MANY {
+            assert_eq!(lines.next().unwrap().unwrap(), "{\"bytes\":0}");
+        }
+        assert_eq!(lines.next().unwrap().unwrap(), "{\"answer\":\"whole\"}");
+        sends.join().unwrap();
+    }
+
+    #[test]
+    fn nothing_follows_a_message_that_was_not_read() {
+        let (caller, mut its) = connected();
+        let sent = (0..MANY).take_while(|_| caller.note_until("line", &|| true)).count();
+        assert!(sent < MANY);
+        let mut text = vec![0; sent * "{\"note\":\"line\"}\n".len()];
+        its.read_exact(&mut text).unwrap();
+        // There is room again, but one line is missing.
+        assert!(!caller.note("another"));
+        assert!(caller.send(&Ok("whole")).is_err());
+        drop(caller);
+        text.clear();
+        its.read_to_end(&mut text).unwrap();
+        assert!(!text.contains(&b'\n'), "{}", text.escape_ascii());
     }
 }

@@ -14,9 +14,14 @@ use std::{
 /// # Errors
 /// As `write(2)`: the other side does not read it.
 pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
+    stream.write_all(&encode(value)?)
+}
+
+/// Encodes a message as a line.
+pub(super) fn encode(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
-    stream.write_all(&line)
+    Ok(line)
 }
 
 /// Receives a line; `None` at the end of the connection.

@@ -26,7 +26,7 @@ fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-/// Writes all bytes, until `ends` returns true.
+/// Writes all bytes, however slowly they are read, until `ends` returns true.
 pub(super) fn write(mut stream: &UnixStream, mut bytes: &[u8], ends: &dyn Fn() -> bool) -> io::Result<()> {
     stream.set_write_timeout(Some(LOOK))?;
     while !bytes.is_empty() {

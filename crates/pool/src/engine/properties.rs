@@ -332,7 +332,7 @@ impl Admin {
             Setting::BackToReceived => {
                 // A property that cannot be inherited may have a received value all the same.
                 if !comes && !self.catalog.has_received(edit.dataset, &planned.name)? {
-                    property.check_inherit()?;
+                    property.check_revert()?;
                 }
                 planned.local = Some(None);
             }

@@ -168,6 +168,9 @@ fn what_can_be_inherited() {
     assert_eq!(inherit("canmount"), Err("'canmount' property cannot be inherited".to_owned()));
     assert_eq!(inherit("used"), Err("'used' is readonly".to_owned()));
     assert!(inherit("utf8only").is_err() && inherit("userquota@1").is_err() && inherit("written@a").is_err());
+    let revert = |name: &str| dataset_property(name).unwrap().check_revert().is_ok();
+    assert!(revert("compression") && revert("module:x") && revert("quota") && revert("canmount"));
+    assert!(!revert("used") && !revert("utf8only") && !revert("userquota@1") && !revert("written@a"));
 }
 
 #[test]

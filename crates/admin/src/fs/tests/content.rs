@@ -185,3 +185,38 @@ fn owners_are_counted() {
     assert_eq!(world.value("t/a", "userobjused@0").0.as_deref(), Some("4"));
     assert_eq!(world.value("t/a", "groupused@9").0.as_deref(), Some("0"));
 }
+
+/// A caller that reads this many lines.
+struct Reads(usize);
+
+impl Progress for Reads {
+    fn note(&mut self, _: &str) -> bool {
+        let is_read = self.0 > 0;
+        self.0 = self.0.saturating_sub(1);
+        is_read
+    }
+}
+
+#[test]
+fn a_result_that_is_not_read_to_its_end_is_refused() {
+    let world = World::new();
+    world.create("t/a");
+    world.snapshot(&["t/a@1"]);
+    for file in ["f", "g", "h"] {
+        world.put("t/a", file, b"x");
+    }
+    let diff = |lines: usize| {
+        let diff = FsRequest::Diff { from: "t/a@1".to_owned(), to: None };
+        super::super::run(&world.pool, &world.mounts, diff, &mut Reads(lines))
+    };
+    let inspect = |lines: usize| {
+        crate::pool::inspect::run(&world.pool, &crate::pool::inspect::Wanted::default(), &mut Reads(lines))
+    };
+    // The directory and its three files.
+    assert!(diff(4).is_ok() && inspect(100).is_ok());
+    for lines in 0..4 {
+        assert_eq!(diff(lines).unwrap_err().kind, Kind::Io);
+        assert_eq!(inspect(lines).unwrap_err().kind, Kind::Io);
+    }
+    assert_eq!(world.names(), ["t", "t/a", "t/a@1"]);
+}

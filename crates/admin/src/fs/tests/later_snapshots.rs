@@ -309,3 +309,24 @@ fn a_property_comes_once_and_under_its_name() {
     assert_eq!(world.value("t/in", "recordsize").0.as_deref(), Some("4096"));
     assert_eq!(world.value("t/in", "a:b").0.as_deref(), Some("1"));
 }
+
+#[test]
+fn a_receiver_changes_names_and_mounts_while_nothing_else_does() {
+    let sender = source();
+    let first = send(&sender, None);
+    sender.ok(set("t/a", "readonly", "on"));
+    sender.ok(FsRequest::Destroy(ToDestroy { recursive: true, ..destroy("t/a/d") }));
+    let later = send(&sender, Some("@1"));
+    let world: &'static World = Box::leak(Box::new(World::new()));
+    receive_as(world, &first, into()).unwrap();
+    world.create("t/in/mine");
+    let (alone, changes) = mpsc::channel();
+    *world.mounts.before.lock() = Some(Box::new(move || alone.send(world.pool.changing.is_locked()).unwrap()));
+    receive_as(world, &later, ToReceive { force: true, ..into() }).unwrap();
+    let changes: Vec<bool> = changes.try_iter().collect();
+    assert!(!changes.is_empty() && changes.iter().all(|alone| *alone), "{changes:?}");
+    assert!(!world.names().iter().any(|name| name.starts_with("t/in/d")));
+    // Also a file system that was made here, and inherits the property.
+    let mine = world.id("t/in/mine");
+    assert!(world.mounts.mounted().iter().any(|mounted| mounted.what.dataset == mine && mounted.options.read_only));
+}

@@ -386,3 +386,33 @@ fn force_is_for_those_that_were_named() {
         assert_eq!(world.mounted(), upper);
     }
 }
+
+#[test]
+fn mounts_of_snapshots_are_there_after_a_refusal() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b"] {
+        world.create(name);
+    }
+    world.snapshot(&["t/a@1"]);
+    for name in ["t/a@2", "t/a@3"] {
+        world.snapshot(&[name]);
+        let at = Some(PathBuf::from(name.replace("t/a@", "/snap")));
+        world.ok(FsRequest::Mount(ToMount { name: Some(name.to_owned()), at, ..ToMount::default() }));
+    }
+    let there = || {
+        let mut there: Vec<PathBuf> = world.mounts.mounted().into_iter().map(|mounted| mounted.at).collect();
+        there.sort();
+        there
+    };
+    let before = there();
+    assert_eq!(before.len(), 4);
+    world.mounts.used.lock().insert(world.id("t/a/b"));
+    let all = ToDestroy { recursive: true, ..destroy("t/a") };
+    assert_eq!(world.refused(FsRequest::Destroy(all)).2, Kind::Busy);
+    assert_eq!(there(), before);
+    let back = ToRollBack { snapshot: "t/a@1".to_owned(), newer: true, ..ToRollBack::default() };
+    assert_eq!(world.refused(FsRequest::RollBack(back)).2, Kind::Busy);
+    assert_eq!(there(), before);
+    assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
+    assert_eq!(there(), before);
+}

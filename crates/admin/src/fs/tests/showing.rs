@@ -177,3 +177,32 @@ fn a_pool_that_is_imported_read_only_changes_nothing() {
     world.ok(FsRequest::Mount(ToMount::default()));
     assert!(world.mounts.mounted().iter().all(|mounted| mounted.options.read_only));
 }
+
+#[test]
+fn a_value_that_is_not_inherited_gives_way_to_the_received_one() {
+    let world = World::new();
+    world.create("t/a");
+    let revert = |property: &str| {
+        let properties = vec![(property.to_owned(), NewValue::Received)];
+        world.run(FsRequest::Set(ToSet { names: vec!["t/a".to_owned()], properties, ..ToSet::default() }))
+    };
+    let quota = |size: &str| (Some(size.to_owned()), From::Received);
+    world.ok(set("t/a", "quota", "67108864"));
+    revert("quota").unwrap();
+    assert_eq!(world.value("t/a", "quota").1, From::Default);
+    let edit = nacre_pool::engine::Edit {
+        dataset: world.id("t/a"),
+        name: "quota".to_owned(),
+        to: nacre_pool::engine::Setting::Received("33554432".to_owned()),
+    };
+    world.pool.pool.set_properties(&[edit]).unwrap();
+    world.ok(set("t/a", "quota", "67108864"));
+    assert_eq!(world.value("t/a", "quota").1, From::Local);
+    revert("quota").unwrap();
+    assert_eq!(world.value("t/a", "quota"), quota("33554432"));
+    // A mount follows, as with other changes.
+    world.ok(set("t/a", "canmount", "off"));
+    revert("canmount").unwrap();
+    assert_eq!(world.mounted().len(), 1);
+    assert!(revert("used").is_err() && revert("utf8only").is_err());
+}

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 /// Exports the pool because the process must end.
 pub(super) fn leave(office: &Office) -> Result<(), Failure> {
-    let _changing = office.changing.lock();
+    let _changing = office.imported.changing.lock();
     if let Err(refusal) = pool::stays(&office.imported) {
         tracing::error!(%refusal, next = refusal.next, "the pool is let go all the same: the process is told to end");
     }
@@ -28,7 +28,7 @@ pub(super) fn leave(office: &Office) -> Result<(), Failure> {
 
 /// Destroys a new pool that could not be mounted, or whose maker was killed before he was notified.
 pub(super) fn undo(office: &Office) -> Result<(), Failure> {
-    let _changing = office.changing.lock();
+    let _changing = office.imported.changing.lock();
     let unmounted = fs::leave_all(&*office.mounts);
     known::forget(office.imported.store.identity().pool);
     let destroyed = office.imported.destroy().map_err(Refusal::from).and_then(|()| office.imported.erase(&mut Silent));
