@@ -70,6 +70,7 @@ use crate::segment::pages::PageTree;
 use crate::segment::stream::{Appender, AppenderState, Growth, Piece, Shape};
 use crate::segment::table::{Op, SegmentTable};
 use crate::segment::table_log::UncommittedRun;
+use crate::workers::OnPanic;
 
 type Result<T> = std::result::Result<T, PoolError>;
 
@@ -633,10 +634,15 @@ impl Store {
                 outcome = self.write_behind(appender, piece);
                 continue;
             }
+            let guard = OnPanic(|| {
+                self.suspend(&PoolError::Refused("a write was ended by a panic".to_owned()));
+                appender.settle(&piece, false);
+            });
             let written = match &outcome {
                 Ok(()) => self.write_piece(appender, &piece).map(|more| waiting.extend(more)),
                 Err(_) => Err(PoolError::NoSpace),
             };
+            drop(guard);
             appender.settle(&piece, written.is_ok());
             match written {
                 Ok(()) => appender.recycle(piece),

@@ -779,7 +779,7 @@ impl Layer for Dataset {
 
     fn ioctl(&self, _caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
         let NodeKind::File(file_node) = self.node_kind(node)? else { return Err(Errno::ENOTTY) };
-        let done = file_flags::ioctl(file_node, &request, output)?;
+        let done = file_flags::ioctl(file_node.files()?, file_node, &request, output)?;
         if request.may_change() {
             self.sync_if_always()?;
         }

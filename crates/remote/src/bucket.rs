@@ -14,6 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -62,9 +63,19 @@ fn runtime() -> io::Result<&'static Runtime> {
     // The only cryptography provider that is linked: rustls asks for it by name.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let made = builder.worker_threads(2).thread_name("nacre-remote").enable_io().enable_time().build()?;
+    builder.worker_threads(2).thread_name("nacre-remote").enable_io().enable_time();
+    let made = started(&mut builder)?;
     // Another thread may have been faster.
     Ok(RUNTIME.get_or_init(|| made))
+}
+
+/// Starts a runtime.
+///
+/// # Errors
+/// Its threads cannot be started: tokio panics then.
+fn started(builder: &mut tokio::runtime::Builder) -> io::Result<Runtime> {
+    let built = catch_unwind(AssertUnwindSafe(|| builder.build()));
+    built.unwrap_or_else(|_| Err(io::Error::new(ErrorKind::WouldBlock, "no thread can be started for requests")))
 }
 
 pub(crate) struct StoreBucket {
@@ -565,6 +576,15 @@ mod tests {
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::TcpListener;
     use std::thread::JoinHandle;
+
+    #[test]
+    fn threads_that_cannot_be_started_are_an_error() {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        // No address space has room for this stack.
+        let refused = started(builder.worker_threads(1).thread_stack_size(1 << 60)).map(drop);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(started(tokio::runtime::Builder::new_multi_thread().worker_threads(1)).is_ok());
+    }
 
     /// A server that sends these replies, one for each request, and no others; returns the first lines of the
     /// requests. An empty string is no reply.

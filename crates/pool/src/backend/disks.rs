@@ -657,4 +657,20 @@ impl Disks {
     pub(crate) fn untold(&self) -> Vec<SlotAddress> {
         self.rooms.lock().trimming.clone()
     }
+
+    /// Gives withheld slots to a segment, as after their device's number has become another device's.
+    pub(crate) fn take_withheld(&self, withheld: &[SlotAddress], segment: u32) {
+        let mut rooms = self.rooms.lock();
+        for slot in withheld {
+            rooms.slots.release_withheld(*slot);
+            if rooms.slots.owner(*slot).is_none() {
+                rooms.slots.claim(*slot, segment).unwrap();
+            }
+        }
+    }
+
+    /// The segment in a slot.
+    pub(crate) fn owner_of(&self, slot: SlotAddress) -> Option<u32> {
+        self.rooms.lock().slots.owner(slot)
+    }
 }

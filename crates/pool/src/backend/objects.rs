@@ -71,6 +71,7 @@ use crate::frames::{Reach, WriteStream};
 use crate::label::{Identity, LogStart, Place, PoolState, Root, SlotAddress};
 use crate::log::Blocks;
 use crate::pointer::Txg;
+use crate::workers;
 use doomed::Doomed;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
@@ -556,17 +557,19 @@ fn in_parallel<T: Sync>(most: usize, all: &[T], work: impl Fn(&T) -> Result<()> 
         return all.iter().try_for_each(work);
     }
     let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
-    std::thread::scope(|scope| {
-        for _ in 0..most.min(all.len()) {
-            scope.spawn(|| {
-                while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = work(one) {
-                        next.store(all.len(), Ordering::Relaxed);
-                        failure.lock().get_or_insert(error);
-                    }
-                }
-            });
+    let along = || {
+        while let Some(one) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = work(one) {
+                next.store(all.len(), Ordering::Relaxed);
+                failure.lock().get_or_insert(error);
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        // The calling thread does the part of the threads that cannot be started.
+        let started = (1..most.min(all.len())).map_while(|_| workers::start_in(scope, along).ok());
+        drop(started.collect::<Vec<_>>());
+        along();
     });
     failure.into_inner().map_or(Ok(()), Err)
 }

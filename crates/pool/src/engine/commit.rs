@@ -21,6 +21,7 @@ use crate::patience;
 use crate::pointer::{ChecksumKind, Txg};
 use crate::space::UsageChange;
 use crate::tree::{Context, commit::Form};
+use crate::workers::OnPanic;
 
 /// Number of frames of destroyed snapshots and datasets that one commit frees: so that none takes
 /// long.
@@ -107,6 +108,12 @@ impl Pool {
             return Err(failed);
         }
         let began = patience::now();
+        let _guard = OnPanic(|| {
+            let durable = Txg(self.committed.load(Ordering::Acquire));
+            let error = PoolError::Suspended { durable, reason: "a commit was ended by a panic".to_owned() };
+            tracing::error!(%error, "the pool is suspended");
+            self.throttle.fail(&error);
+        });
         let done = self.run_commit(admin, frozen, administer);
         self.commit_times.add(began.elapsed());
         done.map_err(|error| match error {

@@ -214,18 +214,29 @@ impl Editing<'_> {
 
     /// Puts the row into the batch and into the active inode.
     pub(super) fn put(&mut self, batch: &mut Batch) {
+        self.put_row(batch);
+        self.take_over_row();
+    }
+
+    /// Puts the row into the batch only: an operation that may fail before the table has the batch calls
+    /// [`Self::take_over_row`] afterwards.
+    pub(super) fn put_row(&self, batch: &mut Batch) {
         let mut stored = self.row;
-        if let Some(active) = self.active.as_mut() {
-            active.row = self.row;
-            if self.row.file_type() == Some(FileType::Regular) {
-                stored.size = active.stored_size;
-            }
+        if let Some(active) = self.active.as_ref().filter(|_| self.row.file_type() == Some(FileType::Regular)) {
+            stored.size = active.stored_size;
         }
         let key = keys::inode(self.number);
         if self.is_kept && stored.size != self.row.size {
             batch.kept_as.push((key.to_vec(), self.row.encode()));
         }
         batch.put(&key, stored.encode());
+    }
+
+    /// Puts the row into the active inode.
+    pub(super) fn take_over_row(&mut self) {
+        if let Some(active) = self.active.as_mut() {
+            active.row = self.row;
+        }
     }
 
     /// Notes that the last name was removed.

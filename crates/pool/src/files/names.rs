@@ -223,8 +223,9 @@ impl<T: Table> Files<T> {
             gain(&mut parent, file_type, now)
         });
         put.inspect_err(|_| self.abandon(&batch))?;
-        parent.put(&mut batch);
+        parent.put_row(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
+        parent.take_over_row();
         self.count_new(&made.row);
         Ok((self.known.get(number), made.row))
     }
@@ -378,15 +379,18 @@ impl<T: Table> Files<T> {
         if linked.row.links == 0 {
             batch.remove(&keys::orphan(inode.number()));
             linked.row.hint = Some(NameHint { directory: directory.number(), sequence });
-            let active = linked.activate();
-            (active.nameless, active.linkable) = (false, false);
         }
         linked.row.links += 1;
         linked.row.changed = now;
-        linked.put(&mut batch);
+        linked.put_row(&mut batch);
         gain(&mut parent, file_type, now)?;
-        parent.put(&mut batch);
+        parent.put_row(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
+        parent.take_over_row();
+        linked.take_over_row();
+        if let Some(active) = linked.active.as_mut() {
+            (active.nameless, active.linkable) = (false, false);
+        }
         Ok(linked.row)
     }
 
@@ -440,8 +444,10 @@ impl<T: Table> Files<T> {
         self.leave_name(&mut batch, &NameKey { directory: directory.number(), name }, found.sequence);
         lose_name(&mut taken, now, &mut batch);
         lose(&mut parent, found.file_type, now);
-        parent.put(&mut batch);
+        parent.put_row(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
+        parent.take_over_row();
+        take_over_lost_name(&mut taken);
         let left = taken.row.links;
         drop(taken);
         if left == 0 {
@@ -579,7 +585,7 @@ impl<T: Table> Files<T> {
                 gain(parents.from(), target.file_type, now)?;
                 edited.row.hint = Some(NameHint { directory: old.directory, sequence: source.sequence });
                 edited.row.changed = now;
-                edited.put(&mut batch);
+                edited.put_row(&mut batch);
             } else {
                 check_empty(edited)?;
                 lose_name(edited, now, &mut batch);
@@ -592,13 +598,16 @@ impl<T: Table> Files<T> {
         gain(parents.to(), source.file_type, now)?;
         moving.row.hint = Some(NameHint { directory: new.directory, sequence });
         moving.row.changed = now;
-        moving.put(&mut batch);
+        moving.put_row(&mut batch);
         let made = left.map(|new| {
             self.leave_another(entered.txg(), (from.0, &old, source.sequence), parents.from(), new, now, &mut batch)
         });
         let made = made.transpose().inspect_err(|_| self.abandon(&batch))?;
-        parents.put(&mut batch);
+        parents.put_rows(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
+        parents.take_over_rows();
+        moving.take_over_row();
+        replaced.as_mut().into_iter().for_each(take_over_lost_name);
         if let Some(row) = made {
             self.count_new(&row);
         }
@@ -754,10 +763,17 @@ impl<'a> Parents<'a> {
         self.to.as_mut().unwrap_or(&mut self.from)
     }
 
-    fn put(&mut self, batch: &mut Batch) {
-        self.from.put(batch);
+    fn put_rows(&self, batch: &mut Batch) {
+        self.from.put_row(batch);
+        if let Some(to) = &self.to {
+            to.put_row(batch);
+        }
+    }
+
+    fn take_over_rows(&mut self) {
+        self.from.take_over_row();
         if let Some(to) = &mut self.to {
-            to.put(batch);
+            to.take_over_row();
         }
     }
 }
@@ -835,7 +851,14 @@ fn lose_name(edited: &mut Editing<'_>, now: Timestamp, batch: &mut Batch) {
     edited.row.changed = now;
     if edited.row.links == 0 {
         batch.put(&keys::orphan(edited.number), Vec::new());
+    }
+    edited.put_row(batch);
+}
+
+/// Puts the row of a file that may have lost its last name into the active inode, after the table has it.
+fn take_over_lost_name(edited: &mut Editing<'_>) {
+    edited.take_over_row();
+    if edited.row.links == 0 {
         edited.lose_last_name();
     }
-    edited.put(batch);
 }

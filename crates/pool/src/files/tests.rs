@@ -17,6 +17,7 @@ use crate::rows::{Entry, FileType, InodeRow, OwnerKind};
 use crate::space::Purpose;
 
 mod cuts;
+mod failing;
 mod folded;
 mod rot;
 mod row_charges;

@@ -21,6 +21,13 @@ pub(super) fn most_for_attribute(name: &[u8], value: &[u8]) -> u64 {
     if value.len() > INLINE_MOST { worst(value.len()) + name.len() as u64 } else { of_attribute(name, value) }
 }
 
+/// Sets the permission bits, if there are new ones.
+fn set_permissions(row: &mut InodeRow, permissions: Option<u16>) {
+    if let Some(permissions) = permissions {
+        row.mode = row.mode & !0o7777 | permissions & 0o7777;
+    }
+}
+
 impl<T: Table> Files<T> {
     /// Returns the value of an attribute.
     ///
@@ -99,9 +106,7 @@ impl<T: Table> Files<T> {
         self.judge_owners(&owners_of(&edited.row), most_for_attribute(name, value).saturating_sub(replaced), 0)?;
         let charged = self.put_attribute(entered.txg(), inode.number(), name, value, &mut batch)?;
         edited.row.flags |= HAS_XATTRS;
-        if let Some(permissions) = permissions {
-            edited.row.mode = edited.row.mode & !0o7777 | permissions & 0o7777;
-        }
+        set_permissions(&mut edited.row, permissions);
         self.settle_attributes(entered.txg(), edited, (old, charged), batch)
     }
 
@@ -110,7 +115,16 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::NoData`] where there is none, [`FileError::NotPermitted`] for an immutable or append-only file.
     pub fn remove_attribute(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        self.remove_where(inode, name, &|row| self.check_takes_xattrs(row))
+        self.remove_where(inode, name, None, &|row| self.check_takes_xattrs(row))
+    }
+
+    /// Removes an attribute and sets the permission bits in the same step, as the removal of an access control list
+    /// requires.
+    ///
+    /// # Errors
+    /// As [`Self::remove_attribute`].
+    pub fn remove_attribute_setting_mode(&self, inode: &Arc<Inode>, name: &[u8], permissions: u16) -> Result<()> {
+        self.remove_where(inode, name, Some(permissions), &|row| self.check_takes_xattrs(row))
     }
 
     /// Removes an attribute that a write to the file takes away, whatever the file's flags.
@@ -118,19 +132,26 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::NoData`] where there is none.
     pub fn remove_attribute_by_write(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        self.remove_where(inode, name, &|_| Ok(()))
+        self.remove_where(inode, name, None, &|_| Ok(()))
     }
 
-    fn remove_where(&self, inode: &Arc<Inode>, name: &[u8], check: &dyn Fn(&InodeRow) -> Result<()>) -> Result<()> {
+    fn remove_where(
+        &self,
+        inode: &Arc<Inode>,
+        name: &[u8],
+        permissions: Option<u16>,
+        check: &dyn Fn(&InodeRow) -> Result<()>,
+    ) -> Result<()> {
         self.with_relief(|| self.admit_rows(Purpose::Free))?;
         let entered = self.enter()?;
-        let edited = self.edit(inode)?;
+        let mut edited = self.edit(inode)?;
         check(&edited.row)?;
         let mut batch = Batch::default();
         let (old, _) = self.old_frame(inode.number(), name, Some(true))?;
         let key = keys::xattr(inode.number(), name);
         batch.remove(&key);
         self.held_values.remove(&key);
+        set_permissions(&mut edited.row, permissions);
         self.settle_attributes(entered.txg(), edited, (old, 0), batch)
     }
 
@@ -162,8 +183,9 @@ impl<T: Table> Files<T> {
         let change = charged as i64 - old.as_ref().map_or(0, Pointer::charged) as i64;
         edited.row.charged = edited.row.charged.saturating_add_signed(change);
         edited.row.changed = (self.clock)();
-        edited.put(&mut batch);
+        edited.put_row(&mut batch);
         self.apply_recorded(txg, &batch)?;
+        edited.take_over_row();
         if change != 0 {
             self.count_owner(&edited.row, change, 0);
         }

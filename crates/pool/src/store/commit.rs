@@ -13,6 +13,7 @@ use crate::label::{LogStart, Place, PoolState, Root, UPPER_LIMIT};
 use crate::pointer::{Pointer, Txg};
 use crate::segment::pages::PageTree;
 use crate::segment::table::{Counted, Op};
+use crate::workers::OnPanic;
 
 use super::{Committed, Freed, Map, Result, Store};
 
@@ -38,7 +39,8 @@ impl Store {
     /// Commits a txg: all of its frames were written, and all of its frees were recorded. Durable when it returns.
     ///
     /// # Errors
-    /// [`PoolError::Suspended`] when anything fails; the last durable root is then the valid one.
+    /// [`PoolError::Suspended`] when anything fails; the last durable root is then the valid one. After a panic in it
+    /// the store is suspended as well.
     /// [`PoolError::Refused`] for a txg that is not later.
     pub fn commit(&self, new: &Commit<'_>) -> Result<()> {
         self.ready()?;
@@ -88,6 +90,8 @@ impl Store {
         urgent: bool,
     ) -> Result<()> {
         self.usable()?;
+        // What was applied to the table so far is in no later root.
+        let _guard = OnPanic(|| drop(self.suspend(&PoolError::Refused("a commit was ended by a panic".to_owned()))));
         self.prepare_and_write(committed, new, clean, urgent).map_err(|error| self.suspend(&error))
     }
 

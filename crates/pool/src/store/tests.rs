@@ -6,6 +6,7 @@ mod crash;
 mod ditto;
 mod fixture;
 mod full;
+mod hooked;
 mod large_table;
 mod lost;
 mod model;

@@ -270,7 +270,8 @@ impl OpenFile for DatasetFile {
 
     fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
         let _entered = self.file_node.tree.enter()?;
-        let done = file_flags::ioctl(&self.file_node, &request, output)?;
+        let files = self.file_node.tree.files.files();
+        let done = file_flags::ioctl(files, &self.file_node, &request, output)?;
         if request.may_change() {
             self.file_node.tree.sync_if_always(&self.pool, &self.file_node.inode)?;
         }

@@ -5,7 +5,7 @@
 //! `nacre_pool` (files/protection.rs). The kernel checks before the request that the caller may
 //! change flags (owner, CAP_FOWNER, CAP_LINUX_IMMUTABLE).
 
-use super::mounted_tree::FileNode;
+use super::mounted_tree::{FileNode, Tree};
 use super::translate::{errno, kind_of};
 use nacre_pool::files::{AttributeChange, FlagChange};
 use nacre_pool::rows::InodeRow;
@@ -45,12 +45,20 @@ fn stored(asked: u32, number: fn(&Flag) -> u32) -> Result<u32> {
     if shown(stored, number) == asked { Ok(stored) } else { Err(Errno::EOPNOTSUPP) }
 }
 
-/// Returns the flags of a file, or changes them.
+/// Returns the flags of a file of these files, or changes them.
+///
+/// The caller has checked that the tree is live: a check here would wait for the end of a rollback that waits for a
+/// caller inside of [`Passage::enter`](super::passage::Passage::enter).
 ///
 /// # Errors
 /// EOPNOTSUPP for flags that files cannot have; ENOTTY for other commands and other kinds of files.
-pub(super) fn ioctl(file_node: &FileNode, request: &Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-    let row = file_node.files()?.attributes_without_room(&file_node.inode).map_err(errno)?;
+pub(super) fn ioctl(
+    files: &Tree,
+    file_node: &FileNode,
+    request: &Ioctl<'_>,
+    output: &mut [u8],
+) -> Result<(i32, usize)> {
+    let row = files.attributes_without_room(&file_node.inode).map_err(errno)?;
     if !matches!(kind_of(&row), Kind::File | Kind::Directory) {
         return Err(Errno::ENOTTY);
     }
@@ -70,7 +78,9 @@ pub(super) fn ioctl(file_node: &FileNode, request: &Ioctl<'_>, output: &mut [u8]
         Ioctl::SET_EXTENDED => stored(first()?, |flag| flag.extended)?,
         _ => return Err(Errno::ENOTTY),
     };
-    let files = file_node.changeable()?;
+    if file_node.tree.is_snapshot() {
+        return Err(Errno::EROFS);
+    }
     if new == row.flags & SUPPORTED {
         return Ok((0, 0));
     }

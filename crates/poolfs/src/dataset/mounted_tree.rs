@@ -147,6 +147,12 @@ impl MountedTree {
         self.passage.usable()
     }
 
+    /// Whether a rollback has begun to block operations.
+    #[cfg(test)]
+    pub(super) fn is_paused(&self) -> bool {
+        self.passage.is_paused()
+    }
+
     /// Begins a change of content: the files are not replaced before it has ended.
     pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
         self.passage.enter()

@@ -46,6 +46,12 @@ impl Passage {
         self.set(LIVE);
     }
 
+    /// Whether a rollback has begun to block operations.
+    #[cfg(test)]
+    pub(super) fn is_paused(&self) -> bool {
+        self.state.load(Ordering::Acquire) == PAUSED
+    }
+
     fn set(&self, state: u8) {
         let _turn = self.turn.0.lock();
         self.state.store(state, Ordering::Release);

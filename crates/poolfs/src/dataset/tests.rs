@@ -665,3 +665,77 @@ fn what_a_listing_has_shown_without_an_acl_may_get_one() {
     layer.capabilities().numbered.unwrap().forgotten(other);
     assert!(ask(other, ACCESS).is_err());
 }
+
+#[test]
+fn flags_are_read_while_a_rollback_waits_for_their_reader() {
+    use super::file_flags;
+    use super::mounted_tree::NodeKind;
+    use nacre_vfs::Ioctl;
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let layer = dataset(&create(&device));
+    let root = layer.root().unwrap();
+    let Ok(NodeKind::File(file_node)) = layer.node_kind(&root.node) else { panic!("the root is no file of a tree") };
+    let tree = &file_node.tree;
+    let entered = tree.enter().unwrap();
+    std::thread::scope(|scope| {
+        let rollback = scope.spawn(|| layer.hold());
+        while !tree.is_paused() {
+            std::thread::yield_now();
+        }
+        let (tell, told) = channel();
+        scope.spawn(move || {
+            let request = Ioctl { command: Ioctl::GET_FLAGS, argument: 0, input: &[] };
+            tell.send(file_flags::ioctl(tree.files.files(), file_node, &request, &mut [0; 4])).unwrap();
+        });
+        let answer = told.recv_timeout(std::time::Duration::from_secs(60));
+        drop(entered);
+        rollback.join().unwrap();
+        layer.stays();
+        assert_eq!(answer, Ok(Ok((0, 4))));
+    });
+}
+
+#[test]
+fn a_minimal_acl_takes_a_list_and_the_bits_of_its_mask_away_in_one_step() {
+    use nacre_pool::files::Table;
+    use nacre_pool::rows::{InodeRow, keys};
+    use nacre_vfs::XattrFlags;
+    use std::sync::OnceLock;
+    const ACCESS: &[u8] = b"system.posix_acl_access";
+    let new =
+        NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, redundant_metadata: true };
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let usual = config(Store::create(vec![device as Arc<dyn Device>], &new).unwrap().0);
+    // Each change of a file reads the clock before the table has it.
+    let look = Arc::new(OnceLock::<Box<dyn Fn() + Send + Sync>>::new());
+    let (looks, clock) = (Arc::clone(&look), Arc::clone(&usual.clock));
+    let clock = Arc::new(move || {
+        looks.get().into_iter().for_each(|look| look());
+        clock()
+    });
+    let pool = Arc::new(Pool::create(PoolConfig { clock, ..usual }, "tank").unwrap());
+    let layer = dataset(&pool);
+    let (root, name) = (layer.root().unwrap().node, Name::new(b"f").unwrap());
+    let (made, _) = layer.create(&Caller::ROOT, &root, name, 0o600, OpenFlags::READ_WRITE).unwrap();
+    let (number, files) = (made.attr.id.ino, pool.dataset(layer.number()).unwrap());
+    let looked = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&looked);
+    let see = move || {
+        let row = |key: &[u8]| files.files().look_at_table(|table| table.get(key)).unwrap();
+        let mode = InodeRow::decode(&row(&keys::inode(number)).unwrap()).unwrap().mode;
+        assert!(mode & 0o070 == 0 || row(&keys::xattr(number, ACCESS)).is_some(), "the group may do what bob may");
+        counted.fetch_add(1, Ordering::Relaxed);
+    };
+    assert!(look.set(Box::new(see)).is_ok());
+    let entry = |tag: u8, bits: u8, id: u32| [&[tag, 0, bits, 0][..], &id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    let (user, group, other) = (entry(1, 6, none), entry(4, 0, none), entry(32, 0, none));
+    let list = |entries: &[Vec<u8>]| [&[2, 0, 0, 0][..], &entries.concat()].concat();
+    let with_bob = list(&[user.clone(), entry(2, 6, 7), group.clone(), entry(16, 6, none), other.clone()]);
+    let mode = || layer.getattr(&Caller::ROOT, &made.node, None).unwrap().mode & 0o777;
+    layer.setxattr(&Caller::ROOT, &made.node, ACCESS, &with_bob, XattrFlags::default()).unwrap();
+    assert_eq!(mode(), 0o660);
+    layer.setxattr(&Caller::ROOT, &made.node, ACCESS, &list(&[user, group, other]), XattrFlags::default()).unwrap();
+    assert_eq!(mode(), 0o600);
+    assert!(looked.load(Ordering::Relaxed) >= 2);
+}

@@ -85,14 +85,14 @@ fn set_access(files: &Tree, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, e
     if !acl::is_minimal(value)? {
         return files.set_attribute(inode, acl::ACCESS, value, exists, Some(mode)).map_err(too_large);
     }
-    ignore_missing(files.remove_attribute(inode, acl::ACCESS))?;
-    files
-        .set_attributes(
-            inode,
-            &AttributeChange { permissions: Some(mode), refused_by: IMMUTABLE | APPEND, ..Default::default() },
-        )
-        .map(drop)
-        .map_err(errno)
+    match files.remove_attribute_setting_mode(inode, acl::ACCESS, mode) {
+        Err(FileError::NoData) => {
+            let refused_by = IMMUTABLE | APPEND;
+            let change = AttributeChange { permissions: Some(mode), refused_by, ..Default::default() };
+            files.set_attributes(inode, &change).map(drop).map_err(errno)
+        }
+        done => done.map_err(errno),
+    }
 }
 
 pub(super) fn remove(files: &Tree, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {

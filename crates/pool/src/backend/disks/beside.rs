@@ -220,6 +220,8 @@ impl Disks {
             clear(&*device);
             return refused(error.to_string());
         }
+        // The number may be that of a device that has left: its slots may still be being discarded.
+        let turn = self.trim_turn.lock();
         let mut devices = Devices::clone(&self.devices.read());
         match devices.get_mut(at) {
             Some(vacant) => *vacant = device,
@@ -235,6 +237,7 @@ impl Disks {
                 rooms.slots.grow(at, own);
             }
         }
+        drop(turn);
         self.unwiped.lock().insert(number);
         self.change(change);
         self.changes.fetch_add(1, Ordering::AcqRel);

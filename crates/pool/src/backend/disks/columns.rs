@@ -16,6 +16,7 @@ use crate::label::SlotAddress;
 use crate::parity;
 use crate::patience;
 use crate::segment::stream::{ALIGN, PIECE};
+use crate::workers;
 
 /// Number of reconstructions that are tried after the first one, at most.
 const MOST_WAYS: usize = 400;
@@ -173,13 +174,7 @@ impl Disks {
         let write = |(_, slot, bytes): &(usize, SlotAddress, &[u8])| self.write_begun(what, *slot, offset, bytes);
         // Devices that are written by direct I/O are written in parallel.
         let written: Vec<Result<()>> = if parts.len() > 1 && what.1 >= PIECE / 2 && what.0 == WriteStream::Data {
-            std::thread::scope(|scope| {
-                let lost = || Err(PoolError::Refused("a thread that wrote to a device is gone".to_owned()));
-                let (last, others) = parts.split_last().map_or((None, &[][..]), |(last, others)| (Some(last), others));
-                let running: Vec<_> = others.iter().map(|part| scope.spawn(move || write(part))).collect();
-                let last = last.map(write);
-                running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).chain(last).collect()
-            })
+            workers::in_threads(&parts, write)
         } else {
             parts.iter().map(write).collect()
         };

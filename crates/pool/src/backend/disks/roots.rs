@@ -12,6 +12,7 @@ use super::{Again, Devices, Disks, NewestRoot, Result};
 use crate::device::{Device, failed};
 use crate::error::PoolError;
 use crate::label::{self, Identity, Root, Round};
+use crate::workers;
 
 /// Devices with their numbers.
 type Numbered = Vec<(Arc<dyn Device>, u16)>;
@@ -167,9 +168,5 @@ pub(super) fn sync_all(devices: &[Arc<dyn Device>]) -> Result<()> {
 
 fn sync_them<'a>(devices: impl Iterator<Item = &'a Arc<dyn Device>>) -> Vec<Result<()>> {
     let sync = |device: &Arc<dyn Device>| device.sync().map_err(|error| failed(&**device, "syncing", error));
-    std::thread::scope(|scope| {
-        let running: Vec<_> = devices.map(|device| scope.spawn(move || sync(device))).collect();
-        let lost = || Err(PoolError::Refused("a thread that synced a device is gone".to_owned()));
-        running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
-    })
+    workers::in_threads(&devices.collect::<Vec<_>>(), |device| sync(device))
 }

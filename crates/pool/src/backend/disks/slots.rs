@@ -231,6 +231,13 @@ impl Slots {
         })
     }
 
+    /// Frees a slot that was withheld from segments, unless it has become a segment's meanwhile.
+    pub fn release_withheld(&mut self, place: SlotAddress) {
+        if self.owner(place) == Some(NO_SEGMENT) {
+            self.release(place);
+        }
+    }
+
     /// Frees a slot.
     pub fn release(&mut self, place: SlotAddress) {
         if let Some(device) = self.devices.get_mut(usize::from(place.device))

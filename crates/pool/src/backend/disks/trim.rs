@@ -1,6 +1,7 @@
 //! TRIM: discards slots that hold nothing, so that a pool on a file uses no more of the host than it stores.
 //!
-//! Callers: the store, for the engine's background work. Invariant: a slot is not reused while it is being discarded.
+//! Callers: the store, for the engine's background work. Invariant: neither a slot nor a device's number is reused
+//! while slots are being discarded.
 
 use crate::device::failed;
 use crate::label::SlotAddress;
@@ -50,7 +51,7 @@ impl Disks {
         let bytes = u64::from(count) * self.slot;
         let told = self.discard(place(first), bytes);
         let mut rooms = self.rooms.lock();
-        (first..first + count).for_each(|slot| rooms.slots.release(place(slot)));
+        (first..first + count).for_each(|slot| rooms.slots.release_withheld(place(slot)));
         drop(rooms);
         let next = first + count;
         told.map(|()| TrimStep { bytes, next: (next < end).then_some(next) })
@@ -79,13 +80,13 @@ impl Disks {
                 .unwrap_or(usize::MAX)
                 .min(rooms.trimming.len());
             let given: Vec<_> = rooms.trimming.drain(..lacking).collect();
-            given.into_iter().for_each(|place| rooms.slots.release(place));
+            given.into_iter().for_each(|place| rooms.slots.release_withheld(place));
             let from = rooms.trimming.len().saturating_sub(TRIMMED_AT_ONCE);
             (rooms.trimming.split_off(from), from > 0)
         };
         let told = places.iter().try_for_each(|place| self.tell(*place));
         let mut rooms = self.rooms.lock();
-        places.iter().for_each(|place| rooms.slots.release(*place));
+        places.iter().for_each(|place| rooms.slots.release_withheld(*place));
         told.map(|()| more)
     }
 
@@ -123,7 +124,7 @@ impl Disks {
     pub(super) fn give_untrimmed(&self) -> bool {
         let mut rooms = self.rooms.lock();
         let places = std::mem::take(&mut rooms.trimming);
-        places.iter().for_each(|place| rooms.slots.release(*place));
+        places.iter().for_each(|place| rooms.slots.release_withheld(*place));
         !places.is_empty()
     }
 }

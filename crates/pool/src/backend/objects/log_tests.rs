@@ -421,3 +421,14 @@ fn a_block_that_failed_is_passed_over_whichever_log_is_wanted_by_then() {
     local.set_wanted(true);
     assert_eq!(logs.skip().map(|start| start.sequence), Some(1));
 }
+
+#[test]
+fn without_other_threads_the_calling_one_makes_all_requests() {
+    let made = parking_lot::Mutex::new(Vec::new());
+    let make = |number: &u32| {
+        made.lock().push(*number);
+        Ok(())
+    };
+    crate::workers::refusal::during(|| super::in_parallel(4, &[1, 2, 3, 4, 5, 6], make)).unwrap();
+    assert_eq!(made.into_inner(), [1, 2, 3, 4, 5, 6]);
+}

@@ -397,3 +397,23 @@ fn what_builds_on_records_that_an_import_leaves_out_is_left_out_too() {
     assert_eq!(content(&moved, "in it"), "in a directory that stays where it was");
     check(&pool, &storage);
 }
+
+#[test]
+fn a_commit_that_panics_is_the_last_one() {
+    let storage = Arc::new(MapStorage::default());
+    let pool = Pool::create(config(&storage), "tank").unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    put(&dataset, "before", &[7; 3000]);
+    pool.commit().unwrap();
+    put(&dataset, "after", &[8; 3000]);
+    let broken = || pool.commit_with(|_, _| -> Result<(), PoolError> { panic!("on purpose") });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(broken)).is_err());
+    assert!(matches!(pool.suspended(), Some(PoolError::Suspended { .. })));
+    assert!(matches!(pool.commit(), Err(PoolError::Suspended { .. })));
+    assert!(dataset.files().unlink(&dataset.files().root(), b"before").is_err());
+    drop((dataset, pool));
+    let pool = reopen(&storage);
+    let dataset = pool.dataset(id).unwrap();
+    assert_eq!(contents(dataset.files()).into_keys().collect::<Vec<_>>(), ["before"]);
+}

@@ -249,3 +249,26 @@ fn a_replay_charges_what_was_charged() {
     }
     check(&after, &frames, &mut freed);
 }
+
+#[test]
+fn a_whiteout_beyond_the_quota_takes_no_name_from_the_file_to_replace() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let (source, _) = files.make(&root, b"source", b"", &owned(7, FileType::Regular, None)).unwrap();
+    let (target, _) = files.make(&root, b"target", b"", &owned(7, FileType::Regular, None)).unwrap();
+    files.link(&target, &root, b"second name").unwrap();
+    // It is active.
+    files.write(&target, Some(0), &[1; 5000]).unwrap();
+    let rows = || [&source, &target].map(|inode| files.attributes(inode).unwrap());
+    let before = rows();
+    limited(&files, 7, used(&files, 7));
+    let whiteout = owned(7, FileType::Regular, None);
+    let moved = files.rename_leaving((&root, b"source"), (&root, b"target"), MayReplace::Yes, &whiteout);
+    assert!(matches!(moved, Err(FileError::Quota)), "{moved:?}");
+    assert_eq!(rows(), before);
+    check(&files, &frames, &mut Vec::new());
+    files.unlink(&root, b"target").unwrap();
+    drop(target);
+    files.free_released(u64::MAX).unwrap();
+    assert_eq!(content(&files, &files.look_up(&root, b"second name").unwrap().0), [1; 5000]);
+}
