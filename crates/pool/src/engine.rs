@@ -112,6 +112,9 @@ pub trait Storage: Frames {
     /// purpose may not use.
     fn room(&self, purpose: Purpose) -> u64;
 
+    /// Bytes of content that can be stored before a writer has to wait for the cleaner.
+    fn room_before_cleaning(&self) -> u64;
+
     /// Takes into use the space by which devices have grown since they became part of the pool;
     /// returns whether there was any. `time` is the current time.
     fn expand(&self, time: u64) -> bool;
@@ -153,19 +156,21 @@ pub trait Storage: Frames {
 }
 
 /// Whether more work can be done at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     /// Nothing to do for now.
     None,
     /// More work is waiting.
     More,
+    /// More work is waiting, and writers wait for it.
+    Urgent,
 }
 
 impl Work {
-    /// Returns `More` if one of the two is `More`.
+    /// Returns the more urgent one of the two.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        if self == Self::More { self } else { other }
+        self.max(other)
     }
 }
 
@@ -314,6 +319,10 @@ impl Frames for CachedFrames {
 
     fn await_room(&self) {
         self.storage.await_room();
+    }
+
+    fn make_room(&self, bytes: u64) -> Result<bool, PoolError> {
+        self.storage.make_room(bytes)
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {

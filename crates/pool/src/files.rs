@@ -19,6 +19,7 @@
 mod buffered;
 mod content;
 mod durable;
+mod flush_pace;
 pub(crate) mod gate;
 mod held_values;
 mod inodes;
@@ -34,6 +35,7 @@ mod quota_check;
 mod readahead;
 mod received;
 mod recent;
+mod room_pace;
 mod row_charges;
 mod row_recount;
 mod sharing;
@@ -49,6 +51,7 @@ mod throttle;
 mod unstored;
 mod xattrs;
 
+pub(crate) use content::flush_most;
 pub use content::{SIZE_MOST, SeekTo, WriteOutcome};
 pub use durable::Durability;
 pub use gate::{Entered, Gate};
@@ -229,6 +232,8 @@ pub struct Files<T> {
     held_values: held_values::HeldValues,
     throttle: Arc<Throttle>,
     buffered: Share,
+    /// Room that content in memory needs.
+    needed: Share,
     owners: owner_accounts::OwnerAccounts,
     /// Progress of charging inodes of older versions for their rows. Lock order: after the gate,
     /// before the table.
@@ -400,7 +405,8 @@ impl<T: Table> Files<T> {
             },
             known: Arc::default(),
             dirty: Mutex::default(),
-            buffered: Share::new(Arc::clone(&throttle)),
+            buffered: Share::of_content(Arc::clone(&throttle)),
+            needed: Share::of_room(Arc::clone(&throttle)),
             held_values: held_values::HeldValues::new(Arc::clone(&throttle)),
             throttle,
             owners: Default::default(),
@@ -610,6 +616,10 @@ impl<T: Table> Files<T> {
         self.change_table(txg, batch, record).inspect_err(|_| self.abandon(batch))?;
         if !batch.dead.is_empty() {
             self.freed.lock().extend(batch.dead.iter().copied());
+            let held = self.held_by_snapshots.load(Ordering::Relaxed);
+            let freed = batch.dead.iter().filter(|dead| !dead.shared && dead.birth.0 > held);
+            let replaced = freed.map(|dead| dead.charged).sum();
+            self.throttle.replaced(replaced, || self.admission.room_before_cleaning());
         }
         if !batch.uses.is_empty() {
             self.owners.change(batch.uses.iter().map(|(owner, bytes)| (*owner, (*bytes, 0))));

@@ -174,6 +174,16 @@ pub trait Frames: Send + Sync {
     /// Waits while earlier writes are slower than new ones arrive. Not under any lock, and not with a txg held open.
     fn await_room(&self) {}
 
+    /// Makes room for this many bytes of content, if there is too little, so that writes which hold locks need not
+    /// clean for it; returns whether there is as much now. Not under any lock, and not with a txg held open.
+    ///
+    /// # Errors
+    /// As [`Self::write`], except for [`PoolError::NoSpace`].
+    fn make_room(&self, bytes: u64) -> Result<bool, PoolError> {
+        let _ = bytes;
+        Ok(true)
+    }
+
     /// Writes a frame; it is durable once its txg is committed.
     ///
     /// # Errors

@@ -228,6 +228,17 @@ impl Frames for Store {
         self.backend.await_room();
     }
 
+    fn make_room(&self, bytes: u64) -> Result<bool> {
+        let enough = || self.room() >= bytes;
+        if enough() || (self.backend.reclaim() && enough()) {
+            return Ok(true);
+        }
+        match self.clean_until(enough) {
+            Err(PoolError::NoSpace) => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
         self.put(frame, &self.compress(frame)?)
     }

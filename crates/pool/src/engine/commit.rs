@@ -15,7 +15,7 @@ use super::{Admin, Pool, as_pool_error};
 use crate::cache::Counters;
 use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
-use crate::files::StoredBytes;
+use crate::files::{StoredBytes, flush_most};
 use crate::frames::CompressionSetting;
 use crate::patience;
 use crate::pointer::{ChecksumKind, Txg};
@@ -165,13 +165,13 @@ impl Pool {
     ) -> Result<R, CommitError> {
         let datasets = self.open_datasets();
         for dataset in &datasets {
-            // Most of the content is written while operations continue, so that they wait only
-            // shortly.
             if let Err(error) = dataset.files().free_released(RELEASED_AT_ONCE).map_err(as_pool_error) {
                 passed_over(error, "a file without a name cannot be freed now")?;
             }
-            dataset.files().flush_most().map_err(as_pool_error)?;
         }
+        // Most of the content is written while operations continue, so that they wait only shortly.
+        let slowed =
+            flush_most(&self.throttle, datasets.iter().map(|dataset| dataset.files())).map_err(as_pool_error)?;
         let (log, keeper) = (self.log.get(), self.keeper.get());
         let closed = self.gate.advance(|txg| {
             // No operation is inside now: an error of one that broke off is known.
@@ -179,12 +179,14 @@ impl Pool {
                 return (txg, Err(error), None);
             }
             let taken = datasets.iter().map(|dataset| dataset.take(txg)).collect::<Result<Vec<Taken>, _>>();
+            self.throttle.closed_txg();
             if frozen.is_some() {
                 self.await_tick();
             }
             keeper.into_iter().for_each(|keeper| keeper.log.close(txg));
             (txg, taken, log.map(|log| log.newest()))
         });
+        drop(slowed);
         let Some((txg, taken, last)) = closed else { return Err(self.stuck().into()) };
         if let Some(frozen) = frozen {
             frozen();

@@ -87,6 +87,8 @@ const WATCH: &str = "pool-watch";
 const LOOKS: u32 = 60;
 /// Interval between two looks for chores.
 const CHORES_EVERY: Duration = Duration::from_millis(500);
+/// Bytes of uncommitted changes in memory at which urgent chores do not pause.
+const BUSY: u64 = 1 << 20;
 /// While chores have more to do, the thread sleeps this many times as long as the last step took.
 const CHORES_SHARE: u32 = 2;
 /// Commits that follow each other faster than this because of memory are too frequent.
@@ -252,10 +254,13 @@ impl Pool {
             };
             // Neither commits nor chores alone see all memory that becomes free.
             nacre_sys::memory::trim_grown(WORTH_GIVING_BACK);
-            // Chores may use a part of the time only; with nothing to do they wait for the full
-            // interval.
-            let pause =
-                if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
+            // Chores may use a part of the time only, unless writers wait for them; with nothing to do they wait for
+            // the full interval.
+            let pause = match more {
+                Work::Urgent if self.held() >= BUSY => continue,
+                Work::Urgent | Work::More => (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY),
+                Work::None => CHORES_EVERY,
+            };
             self.throttle.pause(pause);
         }
     }

@@ -272,6 +272,10 @@ impl Admission for Reservations {
         Ok(true)
     }
 
+    fn room_before_cleaning(&self) -> u64 {
+        self.storage.room_before_cleaning()
+    }
+
     fn room(&self, dataset: u64) -> u64 {
         Self::room(self, dataset).unwrap_or(0)
     }

@@ -58,6 +58,10 @@ impl Storage for Store {
         })
     }
 
+    fn room_before_cleaning(&self) -> u64 {
+        Self::room(self)
+    }
+
     fn largest_frame(&self) -> u64 {
         Self::largest_frame(self)
     }
@@ -75,6 +79,8 @@ impl Storage for Store {
         let cleaned = self.clean_step(budget)?;
         if !cleaned.more {
             self.let_go()?;
+        } else if self.let_go_in_need()? {
+            return Ok(Work::Urgent);
         }
         Ok(if trimming || cleaned.more { Work::More } else { Work::None })
     }

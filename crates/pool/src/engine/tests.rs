@@ -18,6 +18,7 @@ mod destroy_set;
 mod folded;
 mod forged_catalog;
 mod kept;
+mod nearly_full;
 mod refused;
 mod running;
 mod sent;
@@ -29,6 +30,8 @@ struct MapStorage {
     state: Mutex<MapState>,
     /// Its size in bytes, where the size matters.
     size: AtomicU64,
+    /// Bytes that are written before cleaning; 0: no limit.
+    before_cleaning: AtomicU64,
     /// Bytes by which its device has grown unnoticed.
     growth: AtomicU64,
     /// Runs at each read.
@@ -167,6 +170,13 @@ impl Storage for MapStorage {
     /// A map has no labels that other programs could read.
     fn allow_folding(&self, _: u64) -> Result<(), PoolError> {
         Ok(())
+    }
+
+    fn room_before_cleaning(&self) -> u64 {
+        match self.before_cleaning.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            room => room,
+        }
     }
 
     /// A map needs no maintenance.

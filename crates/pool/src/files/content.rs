@@ -10,7 +10,10 @@ mod precompressed;
 mod settling;
 mod sizes;
 
+pub(crate) use flush::flush_most;
 pub(super) use flush::graver;
+#[cfg(test)]
+pub(super) use flush::{Flushed, Progress};
 #[cfg(test)]
 pub(super) use sizes::STEP;
 
@@ -309,6 +312,8 @@ impl<T: Table> Files<T> {
         let Write { offset, data, .. } = *write;
         // Waits now, so that no commit has to wait for this later.
         self.frames.await_room();
+        self.throttle.slow_down(|| self.admission.room_before_cleaning());
+        self.throttle.await_flush();
         let behind = |row: &InodeRow| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, ROWS + data.len() as u64, behind)?;
         check_regular(&edited.row)?;
@@ -508,6 +513,8 @@ impl<T: Table> Files<T> {
     /// Notes that content in memory has become a frame with this charge; 0 if it needed none.
     pub(super) fn became(&self, txg: Txg, row: &InodeRow, buffered: &Buffered, charged: u64) {
         self.buffered.shrink(buffered.held());
+        self.throttle.stored_content(buffered.held());
+        self.needed.shrink(buffered.promised);
         self.admission.charge(self.dataset, txg, buffered.promised, charged);
         self.owners.count_waiting(row, -(buffered.promised as i64));
     }
@@ -648,6 +655,7 @@ impl<T: Table> Files<T> {
         self.owners.count_waiting(&row, need as i64);
         let buffer = edited.activate().records.entry(record).or_default();
         buffer.promised += need;
+        self.needed.grow(need);
         Ok(buffer)
     }
 

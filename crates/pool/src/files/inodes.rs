@@ -50,6 +50,13 @@ impl Inode {
         self.active.read().as_ref().is_some_and(|active| active.nameless)
     }
 
+    /// Bytes of its content in memory.
+    pub(super) fn buffered(&self) -> u64 {
+        let active = self.active.read();
+        let records = active.iter().flat_map(|active| active.records.values());
+        records.map(Buffered::held).sum()
+    }
+
     /// Checks that no written content waits for rows that cannot be read.
     ///
     /// # Errors
@@ -73,6 +80,8 @@ impl Inode {
 pub(super) struct Apart {
     /// The txg that found it.
     pub(super) since: Txg,
+    /// The time at which it was found.
+    pub(super) began: std::time::Instant,
     /// The reason.
     pub(super) error: FileError,
     /// The content was given up.

@@ -109,6 +109,7 @@ impl<T: Table> Files<T> {
                 self.admit_over(&row, needs, admit, replaced)?;
                 self.owners.count_waiting(&row, need as i64);
                 buffered.promised += need;
+                self.needed.grow(need);
             }
             self.grow_fragments(buffered, piece.from, part);
             return Ok(true);
@@ -133,6 +134,7 @@ impl<T: Table> Files<T> {
         let needs = Needs::new(promised, piece.length as u64);
         self.admit_over(&row, needs, admit, || self.replaced(&row, number, &range))?;
         self.owners.count_waiting(&row, promised as i64);
+        self.needed.grow(promised);
         let buffered =
             edited.activate().records.entry(piece.record).or_insert(Buffered { promised, base, ..Buffered::default() });
         self.grow_fragments(buffered, piece.from, part);
@@ -288,7 +290,12 @@ impl<T: Table> Files<T> {
                     split.push(Splitting { record, buffered, there, whole });
                     continue;
                 }
-                Ok(Form::Record) => self.fill(&edited.row, edited.number, record, &mut buffered),
+                Ok(Form::Record) => {
+                    let parts = buffered.held();
+                    let filled = self.fill(&edited.row, edited.number, record, &mut buffered);
+                    self.throttle.filled_content(buffered.held().saturating_sub(parts));
+                    filled
+                }
                 Err(error) => Err(error),
             };
             match filled {

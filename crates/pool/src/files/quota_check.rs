@@ -78,6 +78,9 @@ pub trait Admission: Send + Sync {
     /// Bytes that may be written to a dataset now.
     fn room(&self, dataset: u64) -> u64;
 
+    /// Bytes of content that can be stored before a writer has to wait for the cleaner.
+    fn room_before_cleaning(&self) -> u64;
+
     /// Whether space is so short that files must not grow by being overwritten: less than a tenth
     /// of the pool, or of what the dataset's quota allows.
     fn is_short(&self, dataset: u64) -> bool;

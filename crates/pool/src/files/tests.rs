@@ -18,6 +18,7 @@ use crate::space::Purpose;
 
 mod cuts;
 mod failing;
+mod flush_parts;
 mod folded;
 mod rot;
 mod row_charges;
@@ -72,6 +73,10 @@ impl Admission for Unlimited {
     fn charge(&self, _: u64, _: Txg, _: u64, _: u64) {}
 
     fn dirtied(&self, _: u64, _: Txg, _: u64) {}
+
+    fn room_before_cleaning(&self) -> u64 {
+        u64::MAX
+    }
 
     fn relieve(&self, _: Option<u64>, _: bool) -> std::result::Result<bool, PoolError> {
         Ok(false)

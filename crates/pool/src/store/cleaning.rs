@@ -35,6 +35,8 @@ pub struct Cleaned {
 
 /// Number of dead segments that may remain in an idle pool: each commit leaves some of its own.
 const LEFT: usize = 16;
+/// The same while writers are short of slots.
+const LEFT_IN_NEED: usize = 2;
 
 /// A frame that is being moved.
 struct Moving {
@@ -98,6 +100,22 @@ impl Store {
         }
         self.ready()?;
         self.commit_root(&mut self.committed.lock(), None, false, false)
+    }
+
+    /// Commits moves where writers are short of slots, and emptied segments wait for a commit in order to be freed.
+    /// Returns whether writers are short of slots.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn let_go_in_need(&self) -> Result<bool> {
+        if self.urgency() != Pressure::Urgent {
+            return Ok(false);
+        }
+        let coming = self.coming(&self.map.read(), false) as usize;
+        if coming >= LEFT_IN_NEED {
+            self.commit_moves()?;
+        }
+        Ok(true)
     }
 
     /// Number of locations that become free with the next commits, in the special class or in the others.
@@ -225,7 +243,11 @@ impl Store {
 
     /// Frees slots for a writer that found none: cleans, and commits the moves.
     pub(super) fn relieve(&self, stream: WriteStream) -> Result<()> {
-        let enough = || self.backend.room().free > cleaner::reserve(stream);
+        self.clean_until(|| self.backend.room().free > cleaner::reserve(stream))
+    }
+
+    /// Cleans, and commits the moves, until there are enough free slots.
+    pub(super) fn clean_until(&self, enough: impl Fn() -> bool) -> Result<()> {
         let _one = self.relief.lock();
         let mut fruitless = 0;
         while !enough() {

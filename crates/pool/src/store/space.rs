@@ -153,6 +153,14 @@ impl Store {
 }
 
 #[cfg(test)]
+impl Store {
+    /// Limits the slop space, bytes: a small pool becomes as full as a large one.
+    pub(crate) fn with_slop(self, most: u64) -> Self {
+        Self { slop_at_most: most, ..self }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::slop;
 

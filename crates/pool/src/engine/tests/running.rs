@@ -37,6 +37,59 @@ fn what_changes_becomes_durable_by_itself_and_nothing_is_written_for_nothing() {
 }
 
 #[test]
+fn a_file_is_written_while_commits_store_it_part_by_part() {
+    let (storage, pool, dataset) = new_pool();
+    let mut expected = vec![1u8; 4 << 20];
+    put(&dataset, "a", &expected);
+    pool.commit().unwrap();
+    let (file, _) = dataset.files().look_up(&dataset.files().root(), b"a").unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut state = 7u64;
+            for step in 0..6000u32 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let at = (state >> 33) as usize % (expected.len() + (64 << 10) - 5000);
+                let data = step.to_le_bytes().repeat(1 + (state >> 60) as usize * 70);
+                dataset.files().write(&file, Some(at as u64), &data).unwrap();
+                if expected.len() < at + data.len() {
+                    expected.resize(at + data.len(), 0);
+                }
+                expected[at..at + data.len()].copy_from_slice(&data);
+            }
+        });
+        while !writer.is_finished() {
+            pool.commit().unwrap();
+        }
+    });
+    pool.commit().unwrap();
+    check(&pool, &storage);
+    assert!(contents(dataset.files())["a"] == expected);
+    assert!(contents(reopen(&storage).dataset(dataset.id()).unwrap().files())["a"] == expected);
+}
+
+#[test]
+fn a_commit_begins_before_content_needs_more_segments_than_are_empty() {
+    let (storage, pool, dataset) = new_pool();
+    storage.before_cleaning.store(16 << 20, std::sync::atomic::Ordering::Relaxed);
+    let bounds = Pace { every: Duration::from_secs(3600), begin: 1 << 40, most: 1 << 40, ..Pace::default() };
+    let file = make(&dataset, &dataset.files().root(), "parts", FileType::Regular);
+    let committer = pool.start_committer(bounds).unwrap();
+    let before = storage.state.lock().durable.0;
+    for record in 0..64u64 {
+        dataset.files().write(&file, Some(record << 17), &[3; 100_000]).unwrap();
+    }
+    until(|| storage.state.lock().durable.0 > before);
+    // Whole records are stored at once: what they replace is freed by a commit as well.
+    let before = storage.state.lock().durable.0;
+    for _ in 0..8 {
+        dataset.files().write(&file, Some(0), &[9; 1 << 20]).unwrap();
+    }
+    until(|| storage.state.lock().durable.0 > before);
+    committer.stop().unwrap();
+    check(&pool, &storage);
+}
+
+#[test]
 fn writers_wait_for_room_and_lose_nothing() {
     let (storage, pool, dataset) = new_pool();
     let committer = pool
