@@ -401,7 +401,8 @@ pub(super) fn judge_ioctl(request: &Ioctl<'_>) -> Result<()> {
 fn hints_at_extents(extended: &[u8]) -> bool {
     /// `FS_XFLAG_EXTSIZE`, `FS_XFLAG_EXTSZINHERIT`, `FS_XFLAG_COWEXTSIZE`.
     const HINTS: u32 = 0x800 | 0x1000 | 0x1_0000;
-    let word = |at: usize| extended.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |&word| u32::from_ne_bytes(word));
+    let word =
+        |at: usize| extended.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |&word| u32::from_ne_bytes(word));
     let (flags, extent, copied_extent) = (word(0), word(4), word(16));
     flags & HINTS != 0 || extent != 0 || copied_extent != 0
 }

@@ -336,7 +336,8 @@ fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or_default();
     let file = options.custom_flags(flag(OFlags::NOFOLLOW)).open(path)?;
     // The same file again: a name may lead to another one by now.
-    let direct = OpenOptions::new().read(true).write(true).custom_flags(flag(OFlags::DIRECT)).open(proc_path(file.as_fd()));
+    let direct =
+        OpenOptions::new().read(true).write(true).custom_flags(flag(OFlags::DIRECT)).open(proc_path(file.as_fd()));
     match direct {
         Err(error) if error.raw_os_error() == Some(22) => Ok(file),
         other => other,

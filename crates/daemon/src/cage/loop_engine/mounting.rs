@@ -49,7 +49,8 @@ pub fn mount(image: &Image, sparse: bool, place: &Path, like: Option<&Path>) -> 
             .map_err(|error| Failure::io("cannot give the cage the owner and mode of", path_text(like), &error))?;
     }
     // Others may be able to write to a directory above it.
-    mounts::attach_where_named(tree.as_fd(), place).map_err(|error| Failure::io("cannot mount at", path_text(place), &error))?;
+    mounts::attach_where_named(tree.as_fd(), place)
+        .map_err(|error| Failure::io("cannot mount at", path_text(place), &error))?;
     Ok(device)
 }
 

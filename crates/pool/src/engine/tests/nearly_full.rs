@@ -353,7 +353,6 @@ fn a_nearly_full_mixture_of_groups_loses_nothing_to_crashes() {
 }
 
 #[test]
-#[ignore = "its treatment of failed reads was corrected and has not been run since"]
 fn a_nearly_full_bucket_loses_nothing_to_crashes() {
     campaign("bucket", Ground::Bucket { bucket: Arc::new(MemoryBucket::new(1, 0)), imports: 0 }, 20 << 20);
 }

@@ -40,7 +40,6 @@ fn a_flush_in_parts_ends_although_a_program_keeps_writing_ahead_of_it() {
 }
 
 #[test]
-#[ignore = "its expectation was corrected and has not been run since"]
 fn a_record_that_cannot_be_stored_keeps_no_other_of_its_file_in_memory() {
     let (files, frames) = empty();
     let file = make(&files, &files.root(), b"file", FileType::Regular);
