@@ -124,14 +124,16 @@ impl NoticeQueue {
         let shared = &self.0;
         let mut state = shared.state.lock();
         shared.changed.notify_all();
-        while state.senders > 0 && (state.sending.is_some() || !state.queue.is_empty()) {
-            let begun = state.begun;
-            let late = shared.changed.wait_for(&mut state, shared.patience).timed_out();
-            if late && state.sending.is_some() && state.begun == begun {
-                shared.replace_sender(&mut state);
+        loop {
+            while state.senders > 0 && (state.sending.is_some() || !state.queue.is_empty()) {
+                let begun = state.begun;
+                let late = shared.changed.wait_for(&mut state, shared.patience).timed_out();
+                if late && state.sending.is_some() && state.begun == begun {
+                    shared.replace_sender(&mut state);
+                }
             }
-        }
-        while let Some(notice) = state.queue.pop_front() {
+            // While a notification is held, a stuck sender may return, and continue with the queue.
+            let Some(notice) = state.queue.pop_front() else { break };
             shared.hold(&mut state, notice);
         }
         shared.all_names(&mut state)
@@ -261,6 +263,11 @@ mod tests {
         sent: Arc<Mutex<Vec<String>>>,
         kept: Arc<Mutex<BTreeSet<u64>>>,
         released: Arc<Condvar>,
+        /// Inodes whose notifications began.
+        begun: Arc<Mutex<BTreeSet<u64>>>,
+        /// While attributes are invalidated for the first time, the first inode is released, and the notification of
+        /// the second one begins.
+        takeover: Arc<Mutex<Option<[u64; 2]>>>,
     }
 
     impl Kernel {
@@ -280,6 +287,7 @@ mod tests {
 
     impl NoticeSink for Kernel {
         fn send(&self, notice: &Notice) {
+            self.begun.lock().insert(notice.nodeid());
             {
                 let mut kept = self.kept.lock();
                 while kept.contains(&notice.nodeid()) {
@@ -293,6 +301,10 @@ mod tests {
         }
         fn attributes(&self, nodeid: u64) {
             self.note(format!("attributes {nodeid}"));
+            if let Some([released, next]) = self.takeover.lock().take() {
+                self.release(released);
+                eventually("another notification begins", || self.begun.lock().contains(&next));
+            }
         }
         fn all_names(&self) -> bool {
             self.note("all names".to_owned());
@@ -356,6 +368,32 @@ mod tests {
                 && all.clone().all(|nodeid| sent.contains(&format!("content {nodeid}")))
         };
         eventually("all are sent once their locks are free", sent_all);
+        assert!(queue.0.state.lock().held.is_empty());
+    }
+
+    #[test]
+    fn a_sender_that_returns_while_others_are_held_sends_all() {
+        let kernel = Kernel::default();
+        let queue = queue(&kernel, Duration::from_millis(500));
+        // The next stuck thread is the last one.
+        queue.0.state.lock().stuck.extend((0..MAX_STUCK as u64).map(|index| 1000 + index));
+        kernel.kept.lock().extend([1, 3]);
+        *kernel.takeover.lock() = Some([1, 3]);
+        (1..=4).for_each(|nodeid| queue.push(Notice::Content { nodeid }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| queue.finish());
+            eventually("the sender that returned continues", || kernel.begun.lock().contains(&3));
+            // With the last notification held, nobody would send it.
+            let held = || queue.0.state.lock().held.contains(&Notice::Content { nodeid: 4 });
+            assert!((0..50).all(|_| {
+                std::thread::yield_now();
+                !held()
+            }));
+            kernel.release(3);
+        });
+        eventually("all are sent", || {
+            kernel.sent.lock().iter().filter(|text| text.starts_with("content")).count() == 4
+        });
         assert!(queue.0.state.lock().held.is_empty());
     }
 }

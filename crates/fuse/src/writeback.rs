@@ -13,8 +13,8 @@
 //!
 //! Invariants: a file is entered in the table before the layer is asked for the last time whether its writes need no
 //! reservation, and the layer denies that before it recalls; so each file is either found by the recall or opened
-//! without write-back caching. No lock is held while the layer or the kernel is called, except [`Writeback::early`]
-//! while its content is appended: that waits for nobody.
+//! without write-back caching. No lock is held while the layer or the kernel is called, except that of a single file in
+//! [`Writeback::early`] while data is appended to it: FORGET does not take it.
 
 pub(crate) mod caller;
 pub(crate) mod dirty_limit;
@@ -98,9 +98,9 @@ pub(crate) struct Writeback {
     pub flushing: Mutex<()>,
     /// Threads that write single files back.
     pub flush_threads: Arc<FlushThreads>,
-    /// Data that arrived too early for files that can only be appended to, by node id. Held while such a file is
-    /// appended to.
-    pub early: Mutex<HashMap<u64, EarlyAppends>>,
+    /// Data that arrived too early for files that can only be appended to, by node id. A file's own lock is held while
+    /// data is appended to it, the table's lock never.
+    pub early: Mutex<HashMap<u64, Arc<Mutex<EarlyAppends>>>>,
     arrivals: AtomicU64,
     announced: AtomicU64,
     refused: AtomicU64,

@@ -233,9 +233,19 @@ impl Frames for Store {
         if enough() || (self.backend.reclaim() && enough()) {
             return Ok(true);
         }
+        // An importing store that is not written to yet cleans nothing; a write finds out whether it has room.
+        if self.keeps_in_memory() {
+            return Ok(true);
+        }
         match self.clean_until(enough) {
+            Ok(()) => Ok(true),
             Err(PoolError::NoSpace) => Ok(false),
-            done => done.map(|()| true),
+            // A segment cannot be read: the content may find room elsewhere.
+            Err(error @ (PoolError::Device { .. } | PoolError::Frame { .. } | PoolError::Format(_))) => {
+                tracing::warn!(%error, "segments cannot be cleaned");
+                Ok(false)
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -119,6 +119,11 @@ impl Aside {
         &self.home.branch
     }
 
+    /// Logs that the file could get neither its name nor be removed.
+    pub(crate) fn warn_of_hidden_name(&self, error: Errno) {
+        tracing::warn!(branch = %self.branch().name.display(), ?error, "a file or empty directory keeps a hidden name");
+    }
+
     pub(crate) fn directory(&self) -> &Node {
         &self.home.node
     }

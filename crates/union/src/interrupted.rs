@@ -59,8 +59,9 @@ impl FinishRename for Union {
         let shared = self.shared();
         let _branches = shared.gate.read();
         // The new name first: a copy that waits may need it.
-        shared.undo_link(rename)?;
-        shared.end_waiting(rename, false)
+        let undone = shared.undo_link(rename);
+        shared.end_waiting(rename, false)?;
+        undone
     }
 }
 
@@ -76,14 +77,20 @@ impl UnionShared {
             Progress::Replaced => self.rmdir(&OWN, rename.parent, rename.name)?,
             Progress::Complete => {}
         }
+        let rest = self.finish_rest(rename);
+        self.end_waiting(rename, true)?;
+        rest.map(|()| true)
+    }
+
+    /// Takes the steps that follow the change of names.
+    fn finish_rest(&self, rename: &InterruptedRename<'_>) -> Result<()> {
         if rename.whiteout {
             self.leave_device(rename.caller, rename.parent, rename.name)?;
         }
-        if let Some(replaced) = rename.replaced.filter(|_| !rename.exchange) {
-            self.remove_interrupted(rename, replaced)?;
+        match rename.replaced.filter(|_| !rename.exchange) {
+            Some(replaced) => self.remove_interrupted(rename, replaced),
+            None => Ok(()),
         }
-        self.end_waiting(rename, true)?;
-        Ok(true)
     }
 
     /// Finishes with the files that wait for the end of the rename under hidden names, or gives them back their names.
@@ -109,9 +116,7 @@ impl UnionShared {
                 };
                 match taken.or_else(|_| waiting.put_back()) {
                     Ok(()) => {}
-                    Err(error) => {
-                        tracing::warn!(branch = %home.branch.name.display(), ?error, "a file keeps a hidden name");
-                    }
+                    Err(error) => waiting.warn_of_hidden_name(error),
                 }
             }
             self.listings.forget(directory.id);
@@ -122,12 +127,14 @@ impl UnionShared {
     /// Removes a replaced file, or an empty directory.
     fn remove_waiting(&self, waiting: &Aside) -> Result<()> {
         let (branch, directory, hidden) = (waiting.branch(), waiting.directory(), waiting.hidden.name()?);
-        match branch.layer.lookup(&OWN, directory, hidden)?.attr.kind {
-            Kind::Directory => {
-                let leftover = self.move_out(branch, directory, hidden)?;
-                self.clear(leftover.as_slice());
-            }
-            _ => waiting.remove(),
+        if branch.layer.lookup(&OWN, directory, hidden)?.attr.kind != Kind::Directory {
+            waiting.remove();
+            return Ok(());
+        }
+        // The rename is done.
+        match self.move_out(branch, directory, hidden) {
+            Ok(leftover) => self.clear(leftover.as_slice()),
+            Err(error) => waiting.warn_of_hidden_name(error),
         }
         Ok(())
     }

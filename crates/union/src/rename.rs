@@ -738,7 +738,11 @@ impl UnionShared {
         self.listings.forget(replaced.id);
         let mut leftovers = Vec::with_capacity(aside.len());
         for empty in &aside {
-            leftovers.extend(self.move_out(empty.branch(), empty.directory(), empty.hidden.name()?)?);
+            // The rename is done.
+            match self.move_out(empty.branch(), empty.directory(), empty.hidden.name()?) {
+                Ok(leftover) => leftovers.extend(leftover),
+                Err(error) => empty.warn_of_hidden_name(error),
+            }
         }
         Ok(Some(RenameStep::Done(leftovers)))
     }

@@ -20,7 +20,8 @@ use fusewire::{
     abi::{self, fopen},
 };
 use nacre_vfs::{Caller, Errno, Kind, Name, Node, OpenFlags, Opened, Protection};
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use parking_lot::Mutex;
+use std::{sync::Arc, time::Duration};
 
 /// How a file is opened that can be written to at its end only.
 const APPENDING: OpenFlags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::APPEND);
@@ -226,17 +227,18 @@ impl Door {
     /// The same; `is_known` to be append-only, whatever the layer shows.
     fn append_once(&self, handle: &OpenHandle, offset: u64, data: &[u8], is_known: bool) -> Outcome<Appended> {
         let node = self.node(handle.nodeid)?;
-        let mut early = self.writeback.early.lock();
-        let appends = early.entry(handle.nodeid).or_default();
+        let early = Arc::clone(self.writeback.early.lock().entry(handle.nodeid).or_default());
+        let mut appends = early.lock();
         let appended = match self.layer.getattr(&Caller::ROOT, &node, Some(&*handle.file)) {
             Ok(attr) if attr.protection == Protection::None && !is_known => Ok(Appended::Unprotected),
-            Ok(attr) => append_run(handle, appends, attr.size, offset, data),
+            Ok(attr) => append_run(handle, &mut appends, attr.size, offset, data),
             Err(error) => Err(error),
         };
         if appended.is_err() {
             appends.fail();
         }
-        settle(&mut early, handle.nodeid);
+        drop(appends);
+        self.settle(handle.nodeid, early);
         Ok(appended?)
     }
 
@@ -276,12 +278,12 @@ impl Door {
 
     /// Stores what was kept of a file by a handle that writes anywhere.
     fn store_kept(&self, handle: &OpenHandle) {
-        let mut early = self.writeback.early.lock();
-        let Some(appends) = early.get_mut(&handle.nodeid) else { return };
-        if let Err(error) = appends.store_all(&*handle.file) {
+        let Some(early) = self.early_appends(handle.nodeid) else { return };
+        let stored = early.lock().store_all(&*handle.file);
+        if let Err(error) = stored {
             tracing::warn!(%error, nodeid = handle.nodeid, "data that was written to an append-only file is lost");
         }
-        settle(&mut early, handle.nodeid);
+        self.settle(handle.nodeid, early);
     }
 
     /// Data from the page cache is refused: what was kept of the file is lost with it, as the kernel reports.
@@ -289,31 +291,45 @@ impl Door {
         if !self.writes_unopened() || !self.inodes.is_known(nodeid) {
             return;
         }
-        {
-            let mut early = self.writeback.early.lock();
-            early.entry(nodeid).or_default().fail();
-            settle(&mut early, nodeid);
-        }
         if error == Failure::from(Errno::EPERM) {
+            let early = Arc::clone(self.writeback.early.lock().entry(nodeid).or_default());
+            early.lock().fail();
             self.drop_refused(nodeid);
+        } else if let Some(early) = self.early_appends(nodeid) {
+            early.lock().fail();
         }
     }
 
     /// Whether acknowledged data of a file is not stored at the moment of an fsync(2). What is lost is reported once.
     pub(super) fn is_early_missing(&self, header: &Header) -> bool {
         let nodeid = header.nodeid;
-        let is_kept = self.writeback.early.lock().get(&nodeid).is_some_and(|appends| !appends.runs.is_empty());
+        let Some(early) = self.early_appends(nodeid) else { return false };
+        let is_kept = !early.lock().runs.is_empty();
         if is_kept {
             // The kernel has written back a part of the file only (msync(2), O_DSYNC), or the gap is never filled.
             self.is_written_back(header);
         }
-        let mut early = self.writeback.early.lock();
-        let is_missing = early.get_mut(&nodeid).is_some_and(EarlyAppends::take_missing);
+        let is_missing = early.lock().take_missing();
         if is_missing {
             tracing::warn!(nodeid, "data that was appended behind a write that did not arrive is not stored");
         }
-        settle(&mut early, nodeid);
+        self.settle(nodeid, early);
         is_missing
+    }
+
+    /// Returns the early data of a file that has some.
+    fn early_appends(&self, nodeid: u64) -> Option<Arc<Mutex<EarlyAppends>>> {
+        self.writeback.early.lock().get(&nodeid).cloned()
+    }
+
+    /// Ends a use of a file's early data; the last one removes it from the table, if there is nothing to remember.
+    fn settle(&self, nodeid: u64, used: Arc<Mutex<EarlyAppends>>) {
+        let mut early = self.writeback.early.lock();
+        drop(used);
+        // Uses begin under the table's lock only, so nobody has this file's lock.
+        if early.get(&nodeid).is_some_and(|appends| Arc::strong_count(appends) == 1 && appends.lock().is_idle()) {
+            early.remove(&nodeid);
+        }
     }
 
     /// Removes a file that the kernel does not know any more, and so has no dirty pages of. The kernel may know it
@@ -401,7 +417,11 @@ fn append_run(
     if appends.has_gap && offset > size {
         return Err(Errno::EIO);
     }
-    appends.runs.insert(offset, data.to_vec());
+    let mut run = data.to_vec();
+    if let Some(kept) = appends.runs.get(&offset) {
+        run.extend_from_slice(kept.get(data.len()..).unwrap_or_default());
+    }
+    appends.runs.insert(offset, run);
     let (mut end, mut appended) = (size, Appended::Stored);
     while let Some(next) = appends.runs.first_entry().filter(|next| *next.key() <= end) {
         let (from, run) = next.remove_entry();
@@ -417,11 +437,4 @@ fn append_run(
         appends.has_gap = false;
     }
     Ok(appended)
-}
-
-/// Forgets the state of a file where there is none.
-fn settle(early: &mut HashMap<u64, EarlyAppends>, nodeid: u64) {
-    if early.get(&nodeid).is_some_and(EarlyAppends::is_idle) {
-        early.remove(&nodeid);
-    }
 }

@@ -3,8 +3,8 @@
 //! does not answer.
 //!
 //! Called by `flush.rs` and `flush_timer.rs`. Invariants: a call ends after [`MAX_WAIT`] and a little, however many
-//! files are locked; a file whose lock a thread already waits for is returned as blocked at once; no more than
-//! [`MAX_THREADS`] threads of a caller wait.
+//! files are locked; a file whose lock a thread already waits for is returned as blocked at once, except by
+//! [`Wait::Admitted`]; no more than [`MAX_THREADS`] threads of a mount wait.
 
 use super::{
     Role,
@@ -110,22 +110,29 @@ impl Writeback {
     ) -> Result<Flushed> {
         let mut flushed = Flushed { outcome: Ok(()), clean: Vec::new(), blocked: Vec::new(), unmounted: false };
         let mut pending: FilesByNode = BTreeMap::new();
+        // Files whose lock an earlier thread waits for: their admitted writes are flushed when that ends.
+        let (mut first, mut later) = (VecDeque::new(), Vec::new());
         for inode in files {
-            if self.flush_threads.flushes(inode.nodeid) {
-                flushed.blocked.push(inode);
-            } else {
-                pending.insert(inode.nodeid, inode);
+            match (self.flush_threads.flushes(inode.nodeid), wait) {
+                (true, Wait::Returned) => {
+                    flushed.blocked.push(inode);
+                    continue;
+                }
+                (true, Wait::Admitted) => later.push(inode),
+                (false, _) => first.push_back(inode),
             }
+            pending.insert(inode.nodeid, inode);
         }
-        let queue = Arc::new(Mutex::new(pending.values().copied().collect::<VecDeque<InodeKey>>()));
-        let room = MAX_THREADS.saturating_sub(self.flush_threads.count());
+        let queue = Arc::new(Mutex::new(first));
+        let has_room = self.flush_threads.count() < MAX_THREADS;
         let (sender, results) = channel();
         let (mut threads, mut arrivals) = (0, self.arrivals());
         let begun = Instant::now();
         let (mut last, mut started) = (begun, begun);
-        while !pending.is_empty() && room > 0 && last.elapsed() < PATIENCE && begun.elapsed() < MAX_WAIT {
+        while !pending.is_empty() && has_room && last.elapsed() < PATIENCE && begun.elapsed() < MAX_WAIT {
             let late = last.elapsed() >= NEXT_THREAD && started.elapsed() >= NEXT_THREAD;
-            if threads == 0 || late && threads < room && !queue.lock().is_empty() {
+            let may_start = threads == 0 || late && self.flush_threads.count() < MAX_THREADS;
+            if may_start && !queue.lock().is_empty() {
                 match self.flush_in_turn(&queue, place.clone(), sender.clone()) {
                     Err(error) if threads == 0 => return Err(error),
                     Err(error) => tracing::debug!(%error, "no more threads for flushing files"),
@@ -146,6 +153,13 @@ impl Writeback {
                 }
                 continue;
             }
+            later.retain(|inode| {
+                let is_flushed = self.flush_threads.flushes(inode.nodeid);
+                if !is_flushed {
+                    queue.lock().push_back(*inode);
+                }
+                is_flushed
+            });
             leave_out(&mut pending);
             if self.flush_for_seek {
                 // The served caller has the lock, so nobody writes to the file; it may wait for the end of this

@@ -212,6 +212,7 @@ fn after_gate(passed: Result<bool, fusewire::Errno>, op: &Op<'_>) -> Outcome {
         Ok(false) => Ok(()),
         Err(error) => match op {
             Op::Setattr(change) if change.valid & BY_NODE != 0 => Err(error.into()),
+            Op::Write { fh: 0, .. } | Op::Fallocate { fh: 0, .. } | Op::Ioctl { fh: 0, .. } => Err(error.into()),
             _ => Ok(()),
         },
     }
@@ -251,9 +252,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_truncation_from_before_a_rollback_reaches_the_new_file() {
+    fn no_truncation_or_write_from_before_a_rollback_reaches_the_new_file() {
         let setattr = |valid| Op::Setattr(abi::SetattrIn { valid, ..abi::SetattrIn::default() });
         let getattr = Op::Getattr { fh: None };
+        let write = |fh| Op::Write { fh, offset: 0, data: b"old", flags: 0, write_flags: 0, lock_owner: None };
         for op in [setattr(fattr::SIZE), setattr(fattr::MTIME | fattr::CTIME), getattr] {
             assert_eq!(after_gate(Ok(true), &op), Err(Errno::ESTALE.into()));
             assert_eq!(after_gate(Ok(false), &op), Ok(()));
@@ -263,6 +265,12 @@ mod tests {
             assert_eq!(after_gate(Err(error), &setattr(fattr::SIZE | fattr::FH)), Err(error.into()));
             assert_eq!(after_gate(Err(error), &setattr(fattr::MTIME | fattr::CTIME)), Ok(()));
             assert_eq!(after_gate(Err(error), &getattr), Ok(()));
+            assert_eq!(after_gate(Err(error), &write(0)), Err(error.into()));
+            assert_eq!(after_gate(Err(error), &write(1)), Ok(()));
+            let fallocate = Op::Fallocate { fh: 0, offset: 0, length: 1, mode: 0 };
+            let ioctl = Op::Ioctl { fh: 0, flags: 0, cmd: 0, arg: 0, input: &[], out_size: 0 };
+            assert_eq!(after_gate(Err(error), &fallocate), Err(error.into()));
+            assert_eq!(after_gate(Err(error), &ioctl), Err(error.into()));
         }
     }
 }

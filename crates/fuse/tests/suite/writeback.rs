@@ -704,6 +704,15 @@ struct HeldWrite {
 }
 
 impl HeldWrite {
+    /// Whether it cannot be started here; prints the reason.
+    fn is_unusable() -> bool {
+        let is_missing = Command::new("/usr/bin/python3").arg("-V").output().is_err();
+        if is_missing {
+            println!("skipped: python3 is not installed: it writes from a buffer that is not answered");
+        }
+        is_missing
+    }
+
     fn new(path: &Path) -> HeldWrite {
         let ((release, released), (mounted, place)) = (channel(), channel());
         let buffer = std::thread::spawn(move || {
@@ -737,7 +746,7 @@ impl Drop for HeldWrite {
 
 #[test]
 fn a_write_that_never_returns_keeps_no_flush_from_ending() {
-    if crate::fixture::unusable() {
+    if crate::fixture::unusable() || HeldWrite::is_unusable() {
         return;
     }
     for flush_for_seek in [true, false] {

@@ -891,6 +891,17 @@ impl Backend for Objects {
         if self.state.lock().is_fenced {
             return Err(PoolError::Refused(format!("{}: another writer has the pool", self.bucket.name())));
         }
+        // The mark has the objects of the whole bucket removed, which may be another one by now.
+        let (last, nonce) = {
+            let state = self.state.lock();
+            (state.last, state.last_nonce)
+        };
+        if identity.state == PoolState::Destroyed
+            && let Some((generation, _)) = last
+            && !self.has_previous(generation, nonce)?
+        {
+            return Err(PoolError::Refused(format!("{}: another writer has the pool", self.bucket.name())));
+        }
         let (key, body) = (format!("pool/{:020}", identity.revision), identity.encode()?);
         let mut made = make(&*self.bucket, &key, &body);
         for roots in [false, true] {

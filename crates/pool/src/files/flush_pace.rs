@@ -29,7 +29,7 @@ impl Default for FlushPace {
 impl FlushPace {
     /// Begins a flush of so many bytes.
     pub(super) fn begin(&self, held: u64) {
-        self.most.store(held.max(LITTLE), Ordering::Relaxed);
+        self.most.store(held.saturating_add(LITTLE), Ordering::Relaxed);
     }
 
     /// Notes that so many bytes have left memory. Writers notice it at the next [`Self::wake`].

@@ -156,7 +156,8 @@ impl Throttle {
     /// Waits while a flush is in progress and memory holds too much content. Not to be called under a lock that a
     /// flush needs, nor inside the gate.
     pub(super) fn await_flush(&self) {
-        self.flush_pace.await_turn(|| self.content());
+        // After a failure nothing is flushed any more.
+        self.flush_pace.await_turn(|| if self.failed.get().is_some() { 0 } else { self.content() });
     }
 
     /// Notes that a flush has stored so many bytes of content. Writers notice it at the next [`Self::flushed_part`].
@@ -178,6 +179,8 @@ impl Throttle {
     /// no room, and waits for later commits without slowing other writers; what the txg has replaced is being freed.
     pub fn closed_txg(&self) {
         self.room_pace.closed_txg();
+        // What is written from now on belongs to the next txg, for which a commit can be requested.
+        self.state.lock().busy = false;
     }
 
     /// Whether a committer runs that decides when txgs are closed, and memory for changes is left: content that finds
@@ -267,8 +270,11 @@ impl Throttle {
     /// Fails the pool: nothing is accepted from now on. The first reason is kept.
     pub fn fail(&self, error: &PoolError) {
         let _ = self.failed.set(error.clone());
-        let _state = self.state.lock();
-        self.room.notify_all();
+        {
+            let _state = self.state.lock();
+            self.room.notify_all();
+        }
+        self.flush_pace.wake();
     }
 
     /// Reason why nothing is accepted any more, if so.

@@ -106,7 +106,8 @@ impl Progress for Heard {
 fn differences(world: &World, from: &str, to: Option<&str>, most: usize) -> Vec<(How, String)> {
     let mut heard = Heard(Vec::new(), most);
     let request = FsRequest::Diff { from: from.to_owned(), to: to.map(ToOwned::to_owned) };
-    super::super::run(&world.pool, &world.mounts, request, &mut heard).unwrap();
+    let done = super::super::run(&world.pool, &world.mounts, request, &mut heard);
+    assert_eq!(done.is_err(), heard.0.len() == most, "a list that is not read to its end is no success");
     heard.0.into_iter().map(|difference| (difference.how, String::from_utf8(difference.path).unwrap())).collect()
 }
 

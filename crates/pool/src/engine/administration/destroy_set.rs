@@ -43,7 +43,7 @@ impl DestroySet {
                 filesystems.push(half);
             }
         }
-        filesystems.extend(&self.filesystems);
+        filesystems.extend(self.filesystems.iter().copied().filter(|id| seen.insert(*id)));
         Ok(Self { filesystems, ..self.clone() })
     }
 }

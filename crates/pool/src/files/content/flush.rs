@@ -269,10 +269,11 @@ pub(crate) fn flush_most<'a, 'b, T: Table + 'b>(
     let slowed = throttle.slow_writers();
     let mut flushing: Vec<Flushing<'b, T>> = datasets.into_iter().map(Flushing::new).collect();
     let mut before = u64::MAX;
+    let mut lacks_room = false;
     for _ in 0..ROUNDS {
         let mut left = Left::default();
         for one in &mut flushing {
-            left.add(one.round()?);
+            left.add(one.round(&mut lacks_room)?);
         }
         let is_little = left.bytes < LITTLE && left.inodes < FEW;
         if is_little || left.bytes >= before {
@@ -282,7 +283,7 @@ pub(crate) fn flush_most<'a, 'b, T: Table + 'b>(
     }
     // What is left is stored while all operations wait.
     if let Some(one) = flushing.first_mut() {
-        one.make_room(throttle.needed_room().min(LEFT_ROOM))?;
+        one.make_room(throttle.needed_room().min(LEFT_ROOM), &mut lacks_room)?;
     }
     Ok(slowed)
 }
@@ -292,8 +293,6 @@ struct Flushing<'a, T: Table> {
     files: &'a Files<T>,
     /// Inodes with content that cannot be stored now.
     apart: HashSet<u64>,
-    /// Cleaning could not make the room for a part: it is not tried again.
-    lacks_room: bool,
 }
 
 /// Changes that were made during a round of a flush.
@@ -314,16 +313,16 @@ impl Left {
 
 impl<'a, T: Table> Flushing<'a, T> {
     fn new(files: &'a Files<T>) -> Self {
-        Self { files, apart: HashSet::new(), lacks_room: false }
+        Self { files, apart: HashSet::new() }
     }
 
-    /// Flushes the content that is in memory now; returns what was written meanwhile.
-    fn round(&mut self) -> Result<Left> {
+    /// Flushes the content that is in memory now; returns what was written meanwhile. `lacks_room` as for [`Self::make_room`].
+    fn round(&mut self, lacks_room: &mut bool) -> Result<Left> {
         let files = self.files;
         let dirty: Vec<Arc<Inode>> = files.dirty.lock().values().cloned().collect();
         let mut apart_bytes = 0;
         for inode in &dirty {
-            if !self.apart.contains(&inode.number()) && self.flush_in_parts(inode)? == Flushed::Apart {
+            if !self.apart.contains(&inode.number()) && self.flush_in_parts(inode, lacks_room)? == Flushed::Apart {
                 self.apart.insert(inode.number());
             }
             if self.apart.contains(&inode.number()) {
@@ -334,21 +333,22 @@ impl<'a, T: Table> Flushing<'a, T> {
         Ok(Left { bytes: files.buffered().saturating_sub(apart_bytes), inodes })
     }
 
-    /// Makes room before locks are held: cleaning may take long.
-    fn make_room(&mut self, bytes: u64) -> Result<()> {
-        if !self.lacks_room {
-            self.lacks_room = !self.files.frames.make_room(bytes)?;
+    /// Makes room before locks are held: cleaning may take long. Where it has failed once in a flush, which `lacks_room`
+    /// notes for all datasets, it is not tried again.
+    fn make_room(&self, bytes: u64, lacks_room: &mut bool) -> Result<()> {
+        if !*lacks_room {
+            *lacks_room = !self.files.frames.make_room(bytes)?;
         }
         Ok(())
     }
 
     /// Flushes an inode in parts, between which programs may write to the file. It ends after as many records as are
     /// in memory at its beginning, also where a program keeps writing ahead of it.
-    fn flush_in_parts(&mut self, inode: &Arc<Inode>) -> Result<Flushed> {
+    fn flush_in_parts(&self, inode: &Arc<Inode>, lacks_room: &mut bool) -> Result<Flushed> {
         let files = self.files;
         let mut progress = Progress::in_parts();
         loop {
-            self.make_room(PART_ROOM)?;
+            self.make_room(PART_ROOM.min(files.needed.bytes()), lacks_room)?;
             let entered = files.gate.enter();
             let flushed = files.flush_part(entered.txg(), inode, &mut progress)?;
             drop(entered);

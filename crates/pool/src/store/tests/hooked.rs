@@ -127,7 +127,7 @@ fn after_a_write_that_panics_no_commit_waits_for_it() {
     let (below, device, store) = hooked();
     let durable = put(&store, 1, 2, 3000).unwrap();
     commit(&store, 1).unwrap();
-    device.break_at(|call| matches!(call, Call::Write { length } if length as u64 >= MIB));
+    device.break_at(|call| matches!(call, Call::Write { length } if length >= 64 << 10));
     let metadata = content(1, 100_000);
     assert!(panics(|| (0..20).for_each(|_| drop(store.write(&frame(WriteStream::Metadata, 2, &metadata, 1))))));
     *device.hook.lock() = None;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use nacre_pool::backend::ObjectTag;
 
@@ -11,18 +11,21 @@ use super::*;
 /// A bucket that answers one request for a part of a segment, and one for a whole one, with zeros.
 struct Lying {
     bucket: Arc<MemoryBucket>,
-    part: AtomicBool,
-    whole: AtomicBool,
+    /// Number of parts of objects that will be wrong.
+    parts: AtomicUsize,
+    /// Number of whole objects that will be wrong.
+    whole: AtomicUsize,
 }
 
 impl Lying {
     fn of(bucket: &Arc<MemoryBucket>) -> Self {
-        Self { bucket: Arc::clone(bucket), part: AtomicBool::new(false), whole: AtomicBool::new(false) }
+        Self { bucket: Arc::clone(bucket), parts: AtomicUsize::new(0), whole: AtomicUsize::new(0) }
     }
 
     fn answer(&self, key: &str, is_part: bool, mut body: Vec<u8>) -> Vec<u8> {
-        let lies = if is_part { &self.part } else { &self.whole };
-        if key.starts_with("seg/") && lies.swap(false, Ordering::Relaxed) {
+        let lies = if is_part { &self.parts } else { &self.whole };
+        let one_less = |left: usize| left.checked_sub(1);
+        if key.starts_with("seg/") && lies.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             body.fill(0);
         }
         body
@@ -112,10 +115,12 @@ fn wrong_replies_destroy_no_object() {
     let (lying, directory) = (Arc::new(Lying::of(&ground.bucket)), tempfile::tempdir().unwrap());
     let cached = Cached::new(Arc::clone(&lying) as _, Parts::open(directory.path(), 64 * MIB).unwrap());
     let store = opened(&ground, Arc::new(cached));
-    lying.part.store(true, Ordering::Relaxed);
-    lying.whole.store(true, Ordering::Relaxed);
+    // A part that is wrong is read once more.
+    lying.parts.store(2, Ordering::Relaxed);
+    lying.whole.store(1, Ordering::Relaxed);
     read_all(&store, &frames);
-    assert!(!lying.part.load(Ordering::Relaxed) && !lying.whole.load(Ordering::Relaxed), "both were asked for");
+    let left = (lying.parts.load(Ordering::Relaxed), lying.whole.load(Ordering::Relaxed));
+    assert_eq!(left, (0, 0), "both were asked for");
     let after = segments(&ground.bucket);
     assert!(before.iter().all(|(key, body)| after.get(key) == Some(body)), "an object was replaced");
 }
