@@ -82,7 +82,7 @@ mod tests {
     fn writers_add_half_as_much_as_is_stored() {
         let (pace, held) = (Arc::new(FlushPace::default()), Arc::new(AtomicU64::new(64 << 20)));
         pace.await_turn(|| u64::MAX - 1);
-        pace.begin(64 << 20);
+        pace.begin((64 << 20) - LITTLE);
         let (entered, entries) = channel();
         let writer = {
             let (pace, held) = (Arc::clone(&pace), Arc::clone(&held));
