@@ -389,7 +389,7 @@ fn podman(place: &Path, program: &Path, word: &str, rootless: bool) -> Option<St
     // at once, some with the one that they lie in. /dev/null is one of this namespace: crun gives the standard
     // streams of a container to its user.
     let script = format!(
-        "mkdir null; mount -t tmpfs none null; mknod -m 666 null/null c 1 3; mount --bind null/null /dev/null
+        "mkdir -p null; mount -t tmpfs none null; mknod -m 666 null/null c 1 3; mount --bind null/null /dev/null
          awk '$2 ~ /\\/nacre-test\\./ {{ print $2 }}' /proc/mounts | while read -r mount; do umount -l \"$mount\" 2>/dev/null || true; done
          [ -e /sys/fs/cgroup/cgroup.controllers ] || {{ umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; }}
          touch /etc/subuid /etc/subgid; mount --bind subid /etc/subuid; mount --bind subid /etc/subgid

@@ -210,7 +210,10 @@ fn unanswered_renames_of_the_last_life_are_known() {
         act(&Arc::new(Requests::new(&memory)));
         let mut lives = [(); 2].map(|()| {
             memory.next_life();
-            Requests::new(&memory).unanswered_renames()
+            let requests = Requests::new(&memory);
+            let renames = requests.unanswered_renames();
+            requests.renames_are_finished();
+            renames
         });
         assert!(lives[1].is_empty(), "a later life has no part in it");
         std::mem::take(&mut lives[0])

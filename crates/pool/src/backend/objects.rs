@@ -888,18 +888,9 @@ impl Backend for Objects {
     }
 
     fn put_identity(&self, identity: &Identity) -> Result<()> {
-        if self.state.lock().is_fenced {
-            return Err(PoolError::Refused(format!("{}: another writer has the pool", self.bucket.name())));
-        }
         // The mark has the objects of the whole bucket removed, which may be another one by now.
-        let (last, nonce) = {
-            let state = self.state.lock();
-            (state.last, state.last_nonce)
-        };
-        if identity.state == PoolState::Destroyed
-            && let Some((generation, _)) = last
-            && !self.has_previous(generation, nonce)?
-        {
+        let is_taken = self.state.lock().is_fenced || identity.state == PoolState::Destroyed && !self.has_own_root()?;
+        if is_taken {
             return Err(PoolError::Refused(format!("{}: another writer has the pool", self.bucket.name())));
         }
         let (key, body) = (format!("pool/{:020}", identity.revision), identity.encode()?);

@@ -38,15 +38,20 @@ impl Objects {
         Ok(true)
     }
 
-    /// Deletes what the newest root does not need, whatever its retention time: segments, or `roots`. For a pool that is
-    /// to be marked as destroyed; returns `false` where its newest root is not this writer's.
-    pub(super) fn make_last_room(&self, roots: bool) -> Result<bool> {
+    /// Refuses a bucket that does not have this writer's newest root; returns `false` where another writer has put newer ones.
+    pub(super) fn has_own_root(&self) -> Result<bool> {
         let (last, nonce) = {
             let state = self.state.lock();
             (state.last, state.last_nonce)
         };
-        let Some((generation, _)) = last else { return Ok(false) };
-        if self.has_newer(generation)? || !self.has_previous(generation, nonce)? {
+        last.map_or(Ok(true), |(generation, _)| self.has_previous(generation, nonce))
+    }
+
+    /// Deletes what the newest root does not need, whatever its retention time: segments, or `roots`. For a pool that is
+    /// to be marked as destroyed; returns `false` where its newest root is not this writer's.
+    pub(super) fn make_last_room(&self, roots: bool) -> Result<bool> {
+        let Some((generation, _)) = self.state.lock().last else { return Ok(false) };
+        if self.has_newer(generation)? || !self.has_own_root()? {
             return Ok(false);
         }
         if roots {
