@@ -62,7 +62,7 @@ impl Holder {
         let mut user = Reaped(command.spawn().unwrap());
         let mut lines = BufReader::new(user.0.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().expect("the calls begin").unwrap(), "begins");
-        buffer.signal(Signal::STOP);
+        buffer.freeze();
         user.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
         assert_eq!(lines.next().expect("the calls began").unwrap(), "began");
         let holder = Holder { buffer, user };
