@@ -9,8 +9,8 @@
 //! * values are parsed anew ([`nacre_pool::properties::sharing`]), as a pool may come from anybody: no part of them
 //!   reaches a command line or a configuration unchecked;
 //! * a share is recorded before it is made, so that the next process removes it after a crash;
-//! * shares are made, and those of dead processes are removed, under a lock on the directory of records: a process
-//!   never removes what another one has shared anew in the meantime.
+//! * shares are made, and shares of dead processes are removed, under a lock on the directory of records: a process
+//!   never removes a new share of another process.
 
 mod device_number;
 mod ganesha;
