@@ -132,7 +132,7 @@ impl Mount {
         }
         door.writeback.start(device, session.notifier());
         show(&door, &mut session).map_err(MountError::Mount)?;
-        let sink = KernelSink { notifier: session.notifier(), door: Arc::clone(&door) };
+        let sink = KernelSink { notifier: session.notifier(), front_end: SinkFrontEnd::of(&door) };
         let notices = NoticeQueue::start(Box::new(sink.clone())).map_err(MountError::Thread)?;
         let notices = Arc::new(notices);
         let caches = KernelCaches {
@@ -172,8 +172,8 @@ impl Mount {
     fn start_writeback(&mut self) -> Result<(), MountError> {
         let door = Arc::clone(&self.door);
         let own = &door.self_io;
+        let setter = own.attr_refresh.setter.start(own, "nacre-setter").map_err(MountError::Thread)?;
         let threads = [
-            own.attr_refresh.setter.start(own, "nacre-setter"),
             own.attr_refresh.asker.start(own, "nacre-asker"),
             own.page_dropper.start(own),
             door.writeback.start_flush_timer(door.inodes.root_is_promoted()),
@@ -184,6 +184,9 @@ impl Mount {
             attr_refresh::run(&jobs, &served);
             // The threads have reported their errors.
             threads.into_iter().for_each(|thread| drop(thread.join()));
+            if !served.self_io.attr_refresh.setter.is_stuck() {
+                drop(setter.join());
+            }
         })
     }
 
@@ -602,18 +605,43 @@ pub(crate) fn session_options(options: &FuseOptions) -> SessionOptions {
     SessionOptions { transport, threads: options.threads, resident, one_device, ..SessionOptions::default() }
 }
 
+/// The front end as far as notifications need it. A notification that waits for a lock that a user keeps does not keep
+/// the front end.
+#[derive(Clone)]
+pub(crate) struct SinkFrontEnd {
+    survives: bool,
+    door: Weak<Door>,
+}
+
+impl SinkFrontEnd {
+    pub(crate) fn of(door: &Arc<Door>) -> SinkFrontEnd {
+        SinkFrontEnd { survives: door.survives.is_some(), door: Arc::downgrade(door) }
+    }
+
+    /// Whether the kernel can invalidate all names at once.
+    pub(crate) fn has_epoch(&self) -> bool {
+        self.door.upgrade().is_some_and(|door| door.kernel.times().epoch && !door.kernel.carries_mounts())
+    }
+
+    fn for_each_inode(&self, each: &mut dyn FnMut(u64)) {
+        if let Some(door) = self.door.upgrade() {
+            door.inodes.for_each(each);
+        }
+    }
+}
+
 /// Channel for notifications to the kernel, with its errors handled.
 #[derive(Clone)]
 struct KernelSink {
     notifier: Notifier,
-    door: Arc<Door>,
+    front_end: SinkFrontEnd,
 }
 
 impl KernelSink {
     /// Sends a notification, during which the kernel may wait for a process that waits for a reply of ours.
     fn told(&self, what: &'static str, tell: impl FnOnce(&Notifier) -> io::Result<()>) {
         let tell = || tell(&self.notifier);
-        match if self.door.survives.is_some() { worker::waiting(tell) } else { tell() } {
+        match if self.front_end.survives { worker::waiting(tell) } else { tell() } {
             Ok(()) => {}
             // ENOENT: not cached, which is normal. ENOTCONN: the mount has just ended.
             Err(error)
@@ -640,11 +668,15 @@ impl NoticeSink for KernelSink {
     }
 
     fn all_names(&self) -> bool {
-        let possible = self.door.kernel.times().epoch && !self.door.kernel.carries_mounts();
+        let possible = self.front_end.has_epoch();
         if possible {
             self.told("epoch", Notifier::inc_epoch);
         }
         possible
+    }
+
+    fn all_contents(&self, each: &mut dyn FnMut(u64)) {
+        self.front_end.for_each_inode(each);
     }
 }
 

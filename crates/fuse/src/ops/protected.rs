@@ -5,7 +5,8 @@
 //! such files are not valid while they may be written to; a store to a shared mapping, of which no request tells, when
 //! its page is written back. The table is `writeback/protected_files.rs`. Invariants: before flags begin to protect a file, the kernel writes back
 //! its dirty pages, which are therefore never refused; where it cannot (before Linux 6.18, `self_io/flush.rs`),
-//! pages are not judged at all.
+//! pages are not judged, except of files that were protected before the kernel knew them, where it opens files without a
+//! request.
 
 use crate::{
     door::{self, Door},

@@ -98,9 +98,13 @@ impl Door {
         }
     }
 
-    /// Enters an open file in the table. Nothing has to be known of its protection: a file that opens for writing
-    /// anywhere is not protected, and data for one that opens for appending alone goes to its end.
+    /// Enters an open file in the table, with its protection where the layer lets the front end itself open protected
+    /// files for writing anywhere. Elsewhere such a file is not protected, and data for one that opens for appending
+    /// alone goes to its end.
     fn enter(&self, nodeid: u64, file: &Opened, flags: OpenFlags) -> Outcome<Arc<OpenHandle>> {
+        if self.inodes.by_number() && !flags.appends() {
+            self.enter_protection(nodeid, file)?;
+        }
         let handle = Arc::new(opens::unopened(nodeid, flags, file));
         self.writeback.join_unopened(nodeid, file);
         let there = self.writeback.written.add(Arc::clone(&handle));
@@ -108,6 +112,19 @@ impl Door {
             self.writeback.leave(nodeid);
         }
         there.ok_or(Errno::ESTALE.into())
+    }
+
+    /// Enters the protection of a file whose flags may be older than this connection. Flags that change meanwhile are
+    /// entered at the change, so all pages that the kernel holds of any other file are newer than its flags; in a
+    /// process that has taken over, where the kernel wrote back the older ones at the change.
+    fn enter_protection(&self, nodeid: u64, file: &Opened) -> Outcome {
+        let has_taken_over = self.survives.as_ref().is_some_and(|survives| survives.memory.resumes());
+        if has_taken_over && !self.writeback.flush_for_seek {
+            return Ok(());
+        }
+        let attr = self.layer.getattr(&Caller::ROOT, &self.node(nodeid)?, Some(&**file))?;
+        self.writeback.protected.begin(nodeid, attr.protection, attr.size);
+        Ok(())
     }
 
     /// Enters the file of a first write, which the kernel announces by requesting [`FIRST_WRITE`]. A program that

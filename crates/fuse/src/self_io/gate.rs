@@ -61,15 +61,16 @@ impl Gate {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until it is open; returns whether the file with this inode number was replaced meanwhile.
-    pub fn pass(&self, number: u64) -> bool {
+    /// Waits until it is open; returns whether a file with one of these inode numbers was replaced meanwhile.
+    pub fn pass(&self, numbers: &[u64]) -> bool {
         let mut turn = self.turn.lock();
         turn.waiting += 1;
         while self.is_closed() {
             self.opened.wait(&mut turn);
         }
         turn.waiting -= 1;
-        within(&turn.replaced)(number)
+        let is_replaced = within(&turn.replaced);
+        numbers.iter().any(|number| is_replaced(*number))
     }
 }
 
@@ -121,4 +122,25 @@ impl Replacer {
 /// Whether a number lies in one of these ranges (from, to).
 pub(crate) fn within(numbers: &[(u64, u64)]) -> impl Fn(u64) -> bool {
     |number| numbers.iter().any(|(from, to)| (*from..=*to).contains(&number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_waited_knows_of_the_replacement_of_each_of_its_files() {
+        for (replaced, is_stale) in [((9, 9), true), ((5, 5), true), ((6, 8), false)] {
+            let gate = Gate::default();
+            gate.close();
+            std::thread::scope(|scope| {
+                let passes = scope.spawn(|| gate.pass(&[5, 9]));
+                while gate.turn.lock().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                gate.open(&[replaced]);
+                assert_eq!(passes.join().unwrap(), is_stale, "{replaced:?}");
+            });
+        }
+    }
 }

@@ -10,7 +10,7 @@
 //! it can be unmounted.
 
 use super::{
-    Role,
+    Role, SelfIo,
     own_mount::{Entered, InodeKey, number},
     waits::during,
 };
@@ -33,7 +33,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel},
@@ -179,13 +179,11 @@ type Acted = Result<(), SysErrno>;
 pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forget_name: &impl Fn(u64, &[u8])) {
     let (tasks, to_do) = sync_channel(0);
     let (tell, told) = sync_channel(0);
-    let actor = {
-        let door = Arc::clone(door);
-        door.self_io.clone().start("nacre-actor", Role::Replay, move || {
-            act(&to_do, &tell, &door, device);
-            Ok(())
-        })
-    };
+    let stage = Stage::of(door, device);
+    let actor = door.self_io.start("nacre-actor", Role::Replay, move || {
+        act(&to_do, &tell, &stage);
+        Ok(())
+    });
     let actor = match actor {
         Ok(actor) => actor,
         Err(error) => return tracing::error!(%error, "watchers are told nothing: there can be no thread for it"),
@@ -257,15 +255,29 @@ fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, 
     }
 }
 
+/// What the actor needs: no part of the front end. One that waits for a lock that a user keeps may end last, and what it
+/// dropped then would be closed in its own table of descriptors.
+pub(crate) struct Stage {
+    self_io: Arc<SelfIo>,
+    mountpoint: PathBuf,
+    device: u64,
+}
+
+impl Stage {
+    pub(crate) fn of(door: &Door, device: u64) -> Stage {
+        Stage { self_io: Arc::clone(&door.self_io), mountpoint: door.options.mountpoint.clone(), device }
+    }
+}
+
 /// Body of the actor.
-fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u64) {
+fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, stage: &Stage) {
     for task in tasks {
         let raised = || match &task {
-            Task::Appeared(parent, name, attr) => by_handle(door, device, *parent)
-                .and_then(|directory| appeared(door, directory.as_fd(), OsStr::from_bytes(name), attr)),
-            Task::Vanished(parent, name) => by_handle(door, device, *parent)
-                .and_then(|directory| vanished(door, directory.as_fd(), OsStr::from_bytes(name))),
-            Task::Touched(nodeid, content) => touched(door, device, *nodeid, *content),
+            Task::Appeared(parent, name, attr) => by_handle(stage, *parent)
+                .and_then(|directory| appeared(stage, directory.as_fd(), OsStr::from_bytes(name), attr)),
+            Task::Vanished(parent, name) => by_handle(stage, *parent)
+                .and_then(|directory| vanished(stage, directory.as_fd(), OsStr::from_bytes(name))),
+            Task::Touched(nodeid, content) => touched(stage, *nodeid, *content),
         };
         let acted = during("event for watchers", task.nodeid(), raised);
         if tell.send(acted).is_err() {
@@ -274,8 +286,8 @@ fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u6
     }
 }
 
-fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
-    match make(door, directory, name, attr) {
+fn appeared(stage: &Stage, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
+    match make(stage, directory, name, attr) {
         Err(SysErrno::EXIST) => {
             // The kernel knows the name already: it was created through the mount, looked up since, or belonged to
             // another file that was replaced.
@@ -283,17 +295,17 @@ fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -
             if known.st_ino == attr.id.ino {
                 return Ok(());
             }
-            vanished(door, directory, name)?;
-            make(door, directory, name, attr)
+            vanished(stage, directory, name)?;
+            make(stage, directory, name, attr)
         }
         other => other,
     }
 }
 
-fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
+fn make(stage: &Stage, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
     let mode = Mode::from_raw_mode(attr.mode & 0o777);
     let device = rustix::fs::makedev(attr.rdev_major, attr.rdev_minor);
-    door.self_io.inotify_replay.during(Act::Appear, || match attr.kind {
+    stage.self_io.inotify_replay.during(Act::Appear, || match attr.kind {
         Kind::Directory => rustix::fs::mkdirat(directory, name, mode),
         Kind::Symlink => rustix::fs::symlinkat("-", directory, name),
         Kind::File => rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0),
@@ -304,9 +316,9 @@ fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Re
     })
 }
 
-fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysErrno> {
+fn vanished(stage: &Stage, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysErrno> {
     let remove = |flags| rustix::fs::unlinkat(directory, name, flags);
-    door.self_io.inotify_replay.during(Act::Vanish, || match remove(AtFlags::empty()) {
+    stage.self_io.inotify_replay.during(Act::Vanish, || match remove(AtFlags::empty()) {
         Err(SysErrno::ISDIR) => remove(AtFlags::REMOVEDIR),
         // The kernel knows that there is no such name.
         Err(SysErrno::NOENT) => Ok(()),
@@ -315,12 +327,12 @@ fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), 
 }
 
 /// Sets a file's mode or size to the current value.
-fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), SysErrno> {
-    let file = by_handle(door, device, nodeid)?;
+fn touched(stage: &Stage, nodeid: u64, content: bool) -> Result<(), SysErrno> {
+    let file = by_handle(stage, nodeid)?;
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let stat = rustix::fs::fstat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
-    door.self_io.inotify_replay.during(Act::Touch, || {
+    stage.self_io.inotify_replay.during(Act::Touch, || {
         if content && kind == FileType::RegularFile {
             let length = u64::try_from(stat.st_size).unwrap_or_default();
             nacre_sys::length::truncate(Path::new(&path), length).map_err(number)
@@ -335,6 +347,6 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
 
 /// Opens an inode of the mount that the kernel has in memory; ESTALE where it has not, and then there are no watchers
 /// of it either.
-fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
-    Entered::new(&door.options.mountpoint, device)?.by_handle(InodeKey { nodeid, generation: 0 }, OFlags::PATH)
+fn by_handle(stage: &Stage, nodeid: u64) -> Result<OwnedFd, SysErrno> {
+    Entered::new(&stage.mountpoint, stage.device)?.by_handle(InodeKey { nodeid, generation: 0 }, OFlags::PATH)
 }

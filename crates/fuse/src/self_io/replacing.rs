@@ -160,8 +160,13 @@ impl Door {
             Op::Link { nodeid, .. } => nodeid,
             _ => request.header.nodeid,
         };
-        let number = self.inodes.number(about);
-        let passed = fusewire::blocking(|| self.gate.pass(number));
+        // A copy is refused for its target as well.
+        let target = match request.op {
+            Op::CopyFileRange { nodeid_out, .. } => nodeid_out,
+            _ => about,
+        };
+        let numbers = [about, target].map(|nodeid| self.inodes.number(nodeid));
+        let passed = fusewire::blocking(|| self.gate.pass(&numbers));
         if self.inodes.is_directory(about) { Ok(()) } else { after_gate(passed, &request.op) }
     }
 
@@ -213,6 +218,7 @@ fn after_gate(passed: Result<bool, fusewire::Errno>, op: &Op<'_>) -> Outcome {
         Err(error) => match op {
             Op::Setattr(change) if change.valid & BY_NODE != 0 => Err(error.into()),
             Op::Write { fh: 0, .. } | Op::Fallocate { fh: 0, .. } | Op::Ioctl { fh: 0, .. } => Err(error.into()),
+            Op::CopyFileRange { fh_out: 0, .. } => Err(error.into()),
             _ => Ok(()),
         },
     }
@@ -271,6 +277,18 @@ mod tests {
             let ioctl = Op::Ioctl { fh: 0, flags: 0, cmd: 0, arg: 0, input: &[], out_size: 0 };
             assert_eq!(after_gate(Err(error), &fallocate), Err(error.into()));
             assert_eq!(after_gate(Err(error), &ioctl), Err(error.into()));
+            let copy = |fh_out| Op::CopyFileRange {
+                fh_in: 1,
+                off_in: 0,
+                nodeid_out: 2,
+                fh_out,
+                off_out: 0,
+                len: 1,
+                flags: 0,
+                wide: false,
+            };
+            assert_eq!(after_gate(Err(error), &copy(0)), Err(error.into()));
+            assert_eq!(after_gate(Err(error), &copy(1)), Ok(()));
         }
     }
 }

@@ -4,7 +4,9 @@
 mod appends;
 
 use super::{Survival, opens::OpenRecord};
-use crate::{door::Door, ops::unopened::FIRST_WRITE, options::FuseOptions};
+use crate::{
+    door::Door, mount::SinkFrontEnd, ops::unopened::FIRST_WRITE, options::FuseOptions, self_io::inotify_replay::Stage,
+};
 use fusewire::{Groups, Handler, Header, Offer, Op, Reply, Request, SecurityContexts, abi};
 use nacre_pool::{
     device::{Device, Simulator},
@@ -13,7 +15,7 @@ use nacre_pool::{
     store::{NewPool, Store},
 };
 use nacre_poolfs::dataset::Dataset;
-use nacre_vfs::{Caller, Errno, Layer, Name};
+use nacre_vfs::{Caller, Errno, Ioctl, Layer, Name};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -298,6 +300,42 @@ fn a_file_without_a_name_is_there_until_the_kernel_does_not_know_it() {
     assert_eq!(kept(&lives), [other]);
 }
 
+/// No request shows that a file is opened, and the flags are older than what the front end has of it.
+#[test]
+fn flags_from_before_the_kernel_knew_a_file_refuse_its_pages() {
+    for (flag, refused) in [(0x10_u32, true), (0x20, false)] {
+        let mut lives = Lives::new(true);
+        let file = lives.make(2, "f");
+        let write = |lives: &Lives, offset, data: &[u8]| {
+            let write_flags = abi::flag::WRITE_CACHE;
+            lives.ask(4, file, Op::Write { fh: 0, offset, data, flags: 2, write_flags, lock_owner: None }).map(drop)
+        };
+        write(&lives, 0, b"before").unwrap();
+        lives.door.forget(file, 1);
+        let root = lives.layer.root().unwrap().node;
+        let found = lives.layer.lookup(&Caller::ROOT, &root, Name::new(b"f").unwrap()).unwrap();
+        let set = Ioctl { command: Ioctl::SET_FLAGS, argument: 0, input: &flag.to_ne_bytes() };
+        lives.layer.ioctl(&Caller::ROOT, &found.node, set, &mut []).unwrap();
+        assert_eq!(node(&lives.ask(6, 1, Op::Lookup { name: b"f" }).unwrap()), file);
+        let eperm = Err(Errno::EPERM.raw());
+        assert_eq!(write(&lives, 0, b"stored"), eperm, "{flag:x}");
+        let behind = write(&lives, 0, b"before and behind");
+        assert_eq!(behind, if refused { eperm } else { Ok(()) }, "{flag:x}");
+        let content = |lives: &Lives| {
+            let op = Op::Read { fh: 0, offset: 0, size: 100, flags: 0, lock_owner: None, read_flags: 0 };
+            lives.ask(8, file, op).unwrap()
+        };
+        let expected: &[u8] = if refused { b"before" } else { b"before and behind" };
+        assert_eq!(content(&lives), expected, "{flag:x}");
+        // Also in a process that takes over, where dirty pages from before the flags were written back at the change.
+        lives.die();
+        if lives.door.writeback.flush_for_seek {
+            assert_eq!(write(&lives, 0, b"stored"), eperm, "{flag:x}");
+            assert_eq!(content(&lives), expected, "{flag:x}");
+        }
+    }
+}
+
 #[test]
 fn files_that_may_hold_writes_are_known_again() {
     let mut lives = Lives::new(true);
@@ -318,6 +356,17 @@ fn files_that_may_hold_writes_are_known_again() {
     lives.unasked = false;
     lives.die();
     assert!(lives.door.agreement().opens_files_itself && lives.layer.capabilities().needs_opens.is_some());
+}
+
+/// Such a thread has its own table of descriptors, or waits for a lock that a user keeps.
+#[test]
+fn threads_that_may_end_last_do_not_keep_the_front_end() {
+    let lives = Lives::new(true);
+    let (stage, sink) = (Stage::of(&lives.door, 1), SinkFrontEnd::of(&lives.door));
+    let door = Arc::downgrade(&lives.door);
+    drop(lives);
+    assert!(door.upgrade().is_none() && !sink.has_epoch());
+    drop(stage);
 }
 
 #[test]

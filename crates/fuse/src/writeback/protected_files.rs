@@ -2,8 +2,8 @@
 //! against pages that the kernel writes back. The kernel knows the flags of its own file systems alone: it takes
 //! stores to a shared mapping, and writes by a descriptor that has lost O_APPEND, into the page cache.
 //!
-//! Owned by `writeback.rs`; set by `ops/protected.rs` when flags change and when a file is opened for writing, asked
-//! with each page that arrives. Invariant: an offset grows only where the kernel holds no dirty page of the file,
+//! Owned by `writeback.rs`; set by `ops/protected.rs` when flags change and when a file is opened for writing, by
+//! `ops/unopened.rs` when a file that is opened without a request may be written to; asked with each page that arrives. Invariant: an offset grows only where the kernel holds no dirty page of the file,
 //! so a page that it took before the flags were set is never refused.
 
 use nacre_vfs::Protection;
