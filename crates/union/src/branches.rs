@@ -181,6 +181,13 @@ impl Branch {
         Ok(())
     }
 
+    /// The branch is not written any more: other unions may write to it.
+    pub(crate) fn close_work(&self) {
+        if let Some(work) = self.work.get() {
+            work.close(&*self.layer, self.home());
+        }
+    }
+
     /// Where its own directories are.
     fn home(&self) -> WorkHome<'_> {
         self.apart.as_ref().map_or(WorkHome::Top(&self.root), WorkHome::Apart)

@@ -294,6 +294,8 @@ impl Control {
             branch.set_mode(old);
             branch.set_draining(was_draining);
             shared.enter(&branches)?;
+        } else if closes {
+            branch.close_work();
         }
         tier::start(shared);
         done

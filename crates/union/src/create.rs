@@ -8,6 +8,7 @@
 use crate::{
     ATTEMPTS, OWN, UnionShared,
     branches::Branch,
+    duplicates::Duplicates,
     lookup::{FoundFile, Sight},
     marks,
     node::{Part, UnionNode},
@@ -30,6 +31,8 @@ pub(crate) struct Spot<'a> {
     occupied: bool,
     /// A `.wh.` whiteout hides the name.
     covered: bool,
+    /// It stays beside the new file.
+    keeps_whiteout: bool,
     /// The last branch on which the new file would be visible, and the last that could show a directory of this
     /// name.
     floor: usize,
@@ -102,6 +105,7 @@ impl<'a> Spot<'a> {
             layer.adopt(node, &fresh.node);
         }
         if self.covered
+            && !(self.keeps_whiteout && kind != Kind::Directory)
             && let Err(error) = self.branch.marks().unhide(&**layer, self.directory, self.name)
         {
             // It hides nothing that is visible.
@@ -192,7 +196,9 @@ impl UnionShared {
                     }
                 };
                 if let Some(part) = view.on(&target) {
-                    let spot = spot(&target, part, name, &sight)?;
+                    let mut spot = spot(&target, part, name, &sight)?;
+                    spot.keeps_whiteout =
+                        spot.covered && self.hides_others(&view, name, target.index(), &Duplicates::default())?;
                     let made = act(&spot)?;
                     self.listings.forget(parent.id);
                     return Ok(made);
@@ -360,7 +366,7 @@ impl UnionShared {
         })
     }
 
-    /// Makes a character device 0/0 under a hidden name in a directory, on the branch for new files: whatever refuses it
+    /// Makes a character device 0/0 for a name in a directory, on the branch for new files: whatever refuses it
     /// (a quota) does so before a rename that is to leave it under `name`.
     pub(crate) fn prepare_device(
         self: &Arc<UnionShared>,
@@ -370,13 +376,25 @@ impl UnionShared {
     ) -> Result<PreparedDevice> {
         let branch = self.branch_for_new(parent, Some(name), false, parent.view().floor)?;
         let home = self.grow(parent, &branch)?;
-        let making = Making::Hidden(branch.work()?.hidden_temporary());
-        let layer = &branch.layer;
-        let entry = layer.mknod(caller, &home.node, making.name()?, Kind::Character, 0, (0, 0))?;
+        let (layer, hidden) = (&branch.layer, branch.work()?.hidden_temporary());
+        let entry = layer.mknod(caller, &home.node, hidden.name()?, Kind::Character, 0, (0, 0))?;
         if let Err(error) = branch.marks().keep_device(&**layer, &entry.node) {
-            layer.unlink(&OWN, &home.node, making.name()?)?;
+            layer.unlink(&OWN, &home.node, hidden.name()?)?;
             return Err(error);
         }
+        // It has got its owner and access control list by the directory, and waits where a kill leaves nothing.
+        let apart = branch.work()?.temporary();
+        let work = branch.work_directory();
+        let moved =
+            work.and_then(|work| layer.rename(&OWN, &home.node, hidden.name()?, &work, apart.name()?, RenameFlags(0)));
+        let making = match moved {
+            Ok(()) => Making::Apart(apart),
+            Err(error) => {
+                // EXDEV: the directory is on a file system mounted inside the branch.
+                tracing::debug!(?error, "the device of a rename waits in its directory");
+                Making::Hidden(hidden)
+            }
+        };
         Ok(PreparedDevice { branch: Arc::clone(&branch), home, making, entry })
     }
 
@@ -399,7 +417,13 @@ impl UnionShared {
 
     /// Removes a prepared device that has not got its name.
     pub(crate) fn drop_device(&self, device: &PreparedDevice) {
-        let removed = device.making.name().and_then(|name| device.branch.layer.unlink(&OWN, &device.home.node, name));
+        let layer = &device.branch.layer;
+        let removed = match &device.making {
+            Making::Apart(temporary) => {
+                device.branch.work_directory().and_then(|work| layer.unlink(&OWN, &work, temporary.name()?))
+            }
+            making => making.name().and_then(|name| layer.unlink(&OWN, &device.home.node, name)),
+        };
         match removed {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(error) => tracing::warn!(branch = device.branch.index(), ?error, "a hidden device stays"),
@@ -517,7 +541,8 @@ fn spot<'a>(branch: &'a Arc<Branch>, part: &'a Part, name: Name<'a>, sight: &Sig
         Some(index) if index > branch.index() => index - 1,
         _ => sight.limit,
     };
-    Ok(Spot { branch, directory: &part.node, part, name, occupied, covered: hidden_here && !occupied, floor })
+    let covered = hidden_here && !occupied;
+    Ok(Spot { branch, directory: &part.node, part, name, occupied, covered, keeps_whiteout: false, floor })
 }
 
 impl FoundFile {

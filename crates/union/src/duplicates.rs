@@ -9,6 +9,7 @@
 //!   name has been given to another file; a rename that fails leaves all copies where they were, also where the process
 //!   is killed in it and another one goes on;
 //! * a copy that does not follow is hidden as in every union, so that no name comes back;
+//! * a file that a whiteout hides is no copy of a file that gets its name: the whiteout stays beside that;
 //! * nobody changes a copy through the union that he could not change on its branch: the kernel has judged the file that is
 //!   shown alone, and branches are changed as root. A copy counts for root, and for its owner; it is removed or renamed by
 //!   others where its directory has the owner and mode of the directory that the kernel has judged.
@@ -19,10 +20,13 @@ use crate::{
     marks::{self, Seen},
     node::{Part, UnionNode, View},
     options::Action,
-    work::{Temporary, name_aside},
+    work::{Temporary, name_aside, name_kept},
 };
 use nacre_vfs::{Caller, Errno, FileId, Kind, Name, Node, RenameFlags, Result};
 use std::sync::Arc;
+
+/// Maximum number of files in a directory that earlier renames of one name have left under hidden names.
+const KEPT_MOST: usize = 100;
 
 /// A copy of a file on a lower branch.
 pub(crate) struct Duplicate {
@@ -92,14 +96,31 @@ pub(crate) struct Aside {
 }
 
 impl Aside {
-    /// Gives a file its hidden name.
+    /// Gives a file its hidden name. A file that an earlier rename has left under it, whose only name that may be, keeps
+    /// another hidden name.
     ///
     /// # Errors
     /// Errors of the storage.
     pub(crate) fn hide(caller: &Caller, home: &Part, name: Name<'_>) -> Result<Aside> {
         let hidden = name_aside(name.bytes());
-        home.branch.layer.rename(caller, &home.node, name, &home.node, hidden.name()?, RenameFlags(0))?;
-        Ok(Aside { home: home.clone(), name: name.bytes().to_vec(), hidden })
+        let mut done = rename_to_free(caller, (home, name), (home, hidden.name()?));
+        for number in 0..KEPT_MOST {
+            if done != Err(Errno::EEXIST) {
+                break;
+            }
+            let other = name_kept(&hidden, number);
+            match rename_to_free(&OWN, (home, hidden.name()?), (home, other.name()?)) {
+                Ok(()) => {
+                    let branch = home.branch.name.display();
+                    tracing::warn!(%branch, %name, kept = %other.name()?, "a file of an earlier rename keeps a hidden name");
+                }
+                Err(Errno::EEXIST) => continue,
+                Err(Errno::ENOENT) => {}
+                Err(error) => return Err(error),
+            }
+            done = rename_to_free(caller, (home, name), (home, hidden.name()?));
+        }
+        done.map(|()| Aside { home: home.clone(), name: name.bytes().to_vec(), hidden })
     }
 
     /// Finds the file that an earlier process has hidden.
@@ -124,6 +145,11 @@ impl Aside {
         tracing::warn!(branch = %self.branch().name.display(), ?error, "a file or empty directory keeps a hidden name");
     }
 
+    /// Logs that the file has the other name of an exchange, and the other file does not have its name.
+    fn warn_of_wrong_name(&self, error: Errno) {
+        tracing::warn!(branch = %self.branch().name.display(), ?error, "a copy has the name of an exchanged file");
+    }
+
     pub(crate) fn directory(&self) -> &Node {
         &self.home.node
     }
@@ -135,8 +161,12 @@ impl Aside {
 
     /// Gives it a name that is free.
     pub(crate) fn take(&self, home: &Part, name: Name<'_>) -> Result<()> {
-        let flags = RenameFlags(RenameFlags::NOREPLACE);
-        self.branch().layer.rename(&OWN, &self.home.node, self.hidden.name()?, &home.node, name, flags)
+        rename_to_free(&OWN, (&self.home, self.hidden.name()?), (home, name))
+    }
+
+    /// Hides it again after [`Self::take`].
+    fn hide_again(&self, home: &Part, name: Name<'_>) -> Result<()> {
+        rename_to_free(&OWN, (home, name), (&self.home, self.hidden.name()?))
     }
 
     pub(crate) fn put_back(&self) -> Result<()> {
@@ -149,6 +179,22 @@ impl Aside {
         if let Err(error) = removed {
             tracing::warn!(branch = %self.branch().name.display(), ?error, "a hidden copy of a replaced file stays");
         }
+    }
+}
+
+/// Renames on a branch to a name that is free, also where the storage has no flags for that: the names of both
+/// directories are locked.
+fn rename_to_free(caller: &Caller, from: (&Part, Name<'_>), to: (&Part, Name<'_>)) -> Result<()> {
+    let ((home, name), (new_home, new_name), layer) = (from, to, &from.0.branch.layer);
+    let rename = |flags: u32| layer.rename(caller, &home.node, name, &new_home.node, new_name, RenameFlags(flags));
+    match rename(RenameFlags::NOREPLACE) {
+        Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {}
+        done => return done,
+    }
+    match layer.lookup(&OWN, &new_home.node, new_name) {
+        Ok(_) => Err(Errno::EEXIST),
+        Err(Errno::ENOENT) => rename(0),
+        Err(error) => Err(error),
     }
 }
 
@@ -204,6 +250,13 @@ impl UnionShared {
         above: usize,
     ) -> Result<Duplicates> {
         let mut found = Duplicates::default();
+        let shown = directory.parts.iter().find(|part| part.branch.index() == above);
+        if let Some(home) = shown.filter(|home| home.branch.reads_marks())
+            && marks::stands_beside(&*home.branch.layer, &home.node, name)?
+        {
+            // The file was made or moved where another one is hidden.
+            return Ok(found);
+        }
         for home in directory.parts.iter().filter(|part| part.branch.index() > above) {
             let (branch, layer) = (&home.branch, &*home.branch.layer);
             let reads_marks = branch.reads_marks();
@@ -230,6 +283,28 @@ impl UnionShared {
             }
         }
         Ok(found)
+    }
+
+    /// Whether branches below `above` have files under a name that are not among `copies`: without a whiteout above they
+    /// would be taken for copies of the shown file.
+    pub(crate) fn hides_others(
+        &self,
+        directory: &View,
+        name: Name<'_>,
+        above: usize,
+        copies: &Duplicates,
+    ) -> Result<bool> {
+        if !self.options.duplicates {
+            return Ok(false);
+        }
+        for home in directory.parts.iter().filter(|part| part.branch.index() > above) {
+            match home.branch.layer.lookup(&OWN, &home.node, name) {
+                Ok(_) if copies.on(&home.branch).is_none() => return Ok(true),
+                Ok(_) | Err(Errno::ENOENT) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     /// Removes copies, from the bottom, before the shown file is removed.
@@ -404,14 +479,34 @@ impl UnionShared {
         Ok(aside)
     }
 
-    /// Gives copies with hidden names the names of the other file.
+    /// Gives copies with hidden names the names of the other file: on each branch all of them, or none.
     pub(crate) fn exchange_copies(&self, aside: &[Aside], names: BothNames<'_>) {
         let BothNames { from: (source, from), to: (target, to), .. } = names;
+        let mut branches: Vec<&Arc<Branch>> = Vec::new();
         for copy in aside {
-            let (view, name) = if copy.is_of(source, from) { (target, to) } else { (source, from) };
-            let done = view.on(copy.branch()).ok_or(Errno::ENOENT).and_then(|home| copy.take(home, name));
-            if let Err(error) = done {
-                warn_of_name(copy.branch(), &error);
+            if !branches.iter().any(|branch| branch.slot == copy.branch().slot) {
+                branches.push(copy.branch());
+            }
+        }
+        for branch in branches {
+            let mut taken: Vec<(&Aside, &Part, Name<'_>)> = Vec::new();
+            let mut done = Ok(());
+            for copy in aside.iter().filter(|copy| copy.branch().slot == branch.slot) {
+                let (view, name) = if copy.is_of(source, from) { (target, to) } else { (source, from) };
+                let home = view.on(branch).ok_or(Errno::ENOENT);
+                done = home.and_then(|home| copy.take(home, name).map(|()| taken.push((copy, home, name))));
+                if done.is_err() {
+                    break;
+                }
+            }
+            let Err(error) = done else { continue };
+            warn_of_name(branch, &error);
+            for (copy, home, name) in taken {
+                if let Err(error) = copy.hide_again(home, name) {
+                    copy.warn_of_wrong_name(error);
+                }
+            }
+            for copy in aside.iter().filter(|copy| copy.branch().slot == branch.slot) {
                 // What cannot be put back is in the log.
                 let _ = put_back(std::slice::from_ref(copy));
             }

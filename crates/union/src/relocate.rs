@@ -17,6 +17,7 @@ use crate::{
     OWN, UnionShared,
     branches::Branch,
     copy_up::{Built, Original, Pace, learn, move_in},
+    duplicates::Duplicates,
     marks,
     node::{NodePlace, Part, UnionNode, uncover},
     policy::Placement,
@@ -411,7 +412,8 @@ impl UnionShared {
             layer.unlink(&OWN, &parent.node, name)?;
             return Err(error);
         }
-        if marks::stands_beside(&**layer, &parent.node, name) == Ok(true) {
+        let others = || self.hides_others(&view, name, parent.branch.index(), &Duplicates::default());
+        if marks::stands_beside(&**layer, &parent.node, name) == Ok(true) && others() == Ok(false) {
             uncover(parent, name);
         }
         let learnt = learn(part, parent, name);

@@ -30,7 +30,7 @@ use crate::{
     ATTEMPTS, OWN, UnionShared,
     branches::Branch,
     create::check_name,
-    duplicates::{Aside, BothNames, put_back, set_aside},
+    duplicates::{Aside, BothNames, Duplicates, put_back, set_aside},
     identity,
     lookup::{FoundFile, Sight},
     marks::{Marks, Style},
@@ -316,6 +316,13 @@ impl UnionShared {
                 let names = BothNames { from: (source, from.spot.name), to: (target, to.spot.name), index };
                 let followed = self.duplicates_follow(caller, from.spot.parent, names);
                 aside.iter().for_each(Aside::remove);
+                let is_covered = to.side.sight.whiteout == Some(index);
+                if let (true, true, Some(home)) = (followed.is_ok(), is_covered, target.on(&top.branch))
+                    // Otherwise the copies are hidden as well.
+                    && matches!(self.hides_others(target, to.spot.name, index, &copies), Ok(false))
+                {
+                    uncover(home, to.spot.name);
+                }
                 if let Err(error) = followed {
                     self.clear(&leftovers);
                     return Err(error);
@@ -365,8 +372,10 @@ impl UnionShared {
         if self.is_copy(node, &top) {
             self.mark_home(new.parent, new_home)?;
         }
+        let is_covered = target.sight.whiteout == Some(branch.index());
+        let keeps = is_covered && self.hides_others(&target.view, new.name, branch.index(), &Duplicates::default())?;
         self.move_and_hide(caller, old, home, new_home, new.name, shows)?;
-        if target.sight.whiteout == Some(branch.index()) {
+        if is_covered && !keeps {
             uncover(new_home, new.name);
         }
         if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {

@@ -87,6 +87,11 @@ pub(crate) fn name_aside(name: &[u8]) -> Temporary {
     Temporary(format!("{ASIDE}{digest:016x}").into_bytes())
 }
 
+/// Another hidden name, for a file of an earlier rename that keeps its hidden name.
+pub(crate) fn name_kept(aside: &Temporary, number: usize) -> Temporary {
+    Temporary([&aside.0, format!(".{number}").as_bytes()].concat())
+}
+
 /// Whether a temporary name is of an earlier run: every one without a present work directory.
 pub(crate) fn is_left_over(present: Option<&Work>, name: &[u8]) -> bool {
     let number = name.strip_prefix(HIDDEN.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
@@ -108,6 +113,8 @@ struct OnDemand {
     /// The directory, if it exists, and its lock.
     directory: Option<(Node, Option<HeldWork>)>,
     users: usize,
+    /// The branch is not written any more: the last user unlocks the directory, whether or not that can be removed.
+    is_closed: bool,
 }
 
 impl OnDemand {
@@ -116,6 +123,20 @@ impl OnDemand {
         let Some(lock) = &self.lock else { return Ok((true, None)) };
         let held = lock()?;
         Ok((held.is_some(), held))
+    }
+
+    /// Removes the directory, which nobody uses, if nothing is in it. It is unlocked then, or if the branch is not written
+    /// any more.
+    fn remove_unused(&mut self, layer: &dyn Layer, home: WorkHome<'_>) {
+        match remove_if_empty(layer, home, home.name(WORK, WORK_APART)) {
+            Ok(true) => self.directory = None,
+            // Another operation is building a file in it.
+            Ok(false) => {}
+            Err(error) => tracing::debug!(?error, "an empty work directory stays until it is used again"),
+        }
+        if self.is_closed {
+            self.directory = None;
+        }
     }
 }
 
@@ -148,12 +169,7 @@ impl Drop for WorkDirectory<'_> {
         if state.users > 0 {
             return;
         }
-        match remove_if_empty(self.layer, self.home, self.home.name(WORK, WORK_APART)) {
-            Ok(true) => state.directory = None,
-            // Another operation is building a file in it.
-            Ok(false) => {}
-            Err(error) => tracing::debug!(?error, "an empty work directory stays until it is used again"),
-        }
+        state.remove_unused(self.layer, self.home);
     }
 }
 
@@ -174,7 +190,7 @@ impl Work {
     #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
     pub(crate) fn open(layer: &dyn Layer, home: WorkHome<'_>, on_demand: bool, lock: Option<WorkLock>) -> Result<Work> {
         let place = if on_demand {
-            let mut state = OnDemand { lock, directory: None, users: 0 };
+            let mut state = OnDemand { lock, directory: None, users: 0, is_closed: false };
             state.directory = emptied_if_there(layer, home, &state)?;
             WorkPlace::OnDemand(Mutex::new(state))
         } else {
@@ -197,11 +213,22 @@ impl Work {
             WorkPlace::Kept(node) => *node.write() = made_and_emptied(layer, home)?,
             WorkPlace::OnDemand(state) => {
                 let mut state = state.lock();
-                state.directory = None;
+                (state.directory, state.is_closed) = (None, false);
                 state.directory = emptied_if_there(layer, home, &state)?;
             }
         }
         Ok(())
+    }
+
+    /// Unlocks the work directory, once nobody uses it: the branch is not written any more, and another union may write
+    /// to it.
+    pub(crate) fn close(&self, layer: &dyn Layer, home: WorkHome<'_>) {
+        let WorkPlace::OnDemand(state) = &self.place else { return };
+        let mut state = state.lock();
+        state.is_closed = true;
+        if state.users == 0 && state.directory.is_some() {
+            state.remove_unused(layer, home);
+        }
     }
 
     /// The work directory for as long as it is needed.

@@ -12,6 +12,7 @@
 use crate::{
     OWN, UnionShared,
     branches::{Branch, index_directory},
+    duplicates::Duplicates,
     hardlinks::index::{HardlinkIndex, index_entry, remove},
     hardlinks::relocate::{HardlinkName, LinkScan, lock_listings},
     identity::Identities,
@@ -410,7 +411,8 @@ impl UnionShared {
         let new_home = home.parent.part_on(target).ok_or(Errno::ESTALE)?;
         let before = [&old.home, &new_home].map(|part| part.branch.layer.getattr(&OWN, &part.node, None));
         self.uncover_and_remove(&old.home, &old.home, name)?;
-        if marks::stands_beside(&*target.layer, &new_home.node, name) == Ok(true) {
+        let others = || self.hides_others(&home.parent.view(), name, target.index(), &Duplicates::default());
+        if marks::stands_beside(&*target.layer, &new_home.node, name) == Ok(true) && others() == Ok(false) {
             uncover(&new_home, name);
         }
         for (part, before) in [&old.home, &new_home].into_iter().zip(before) {

@@ -6,7 +6,10 @@ use nacre_testkit::World;
 use nacre_testkit::name;
 use nacre_union::{Style, UnionOptions};
 use nacre_vfs::{Caller, Dev, Entry, Errno, Kind, Layer, Name, Node, RenameFlags, Result, SetAttr};
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::SeqCst},
+};
 
 fn is_device(world: &World, bytes: &[u8]) -> bool {
     let attr = world.find(bytes).unwrap().attr;
@@ -115,4 +118,55 @@ fn a_device_that_a_quota_refuses_leaves_both_files() {
     assert_eq!(refused, Err(Errno::EDQUOT));
     assert_eq!(ids(), before);
     assert_eq!(world.names(root).len(), 2);
+}
+
+/// Storage of a process that is killed in the middle of a rename.
+struct Killed {
+    below: Arc<dyn Layer>,
+    is_dead: AtomicBool,
+}
+
+impl Layer for Killed {
+    fn rename(
+        &self,
+        caller: &Caller,
+        from: &Node,
+        name: Name<'_>,
+        to: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if new_name.bytes() == b"moved" {
+            self.is_dead.store(true, SeqCst);
+        }
+        if self.is_dead.load(SeqCst) {
+            return Err(Errno::EIO);
+        }
+        self.below.rename(caller, from, name, to, new_name, flags)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        if self.is_dead.load(SeqCst) { Err(Errno::EIO) } else { self.below.unlink(caller, parent, name) }
+    }
+
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch capabilities describe tmpfile setattr create mkdir mknod symlink link rmdir fsyncdir setxattr removexattr open }
+}
+
+#[test]
+fn nothing_of_a_device_stays_where_the_process_is_killed() {
+    let upper = mem();
+    let killed = Arc::new(Killed { below: Arc::clone(&upper), is_dead: AtomicBool::new(false) });
+    let world = World::new(union(vec![(killed, "rw"), (mem(), "ro")], UnionOptions::default()));
+    let directory = world.directory(b"d");
+    world.file_in(&directory, b"file", b"content");
+    let flags = RenameFlags(RenameFlags::WHITEOUT);
+    let done = world.layer.rename(&world.caller, &directory, name(b"file"), &world.root, name(b"moved"), flags);
+    assert_eq!(done, Err(Errno::EIO));
+    drop(world);
+    let next = World::new(union(vec![(Arc::clone(&upper), "rw"), (mem(), "ro")], UnionOptions::default()));
+    assert_eq!(next.content(&next.find_in(&next.find(b"d").unwrap().node, b"file").unwrap().node), b"content");
+    let branch = World::new(upper);
+    assert_eq!(branch.names(&branch.find(b"d").unwrap().node), [b"file"]);
+    let work = branch.find(b".wh..wh.work").unwrap().node;
+    assert!(branch.names(&work).is_empty(), "{:?}", branch.names(&work));
 }

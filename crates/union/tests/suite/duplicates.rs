@@ -5,7 +5,7 @@ use nacre_testkit::{
     World,
     faulty::{Fault, Faulty},
 };
-use nacre_union::{BranchMode, Union, UnionOptions, Words};
+use nacre_union::{BranchMode, HeldWork, Member, Union, UnionOptions, Words, WorkLock};
 use nacre_vfs::{
     Caller, Entry, Errno, InterruptedRename, Layer, Name, Node, RenameFlags, Result, SetAttr, Time, XattrFlags,
 };
@@ -328,6 +328,140 @@ fn exchanged_files_take_their_copies_along() {
     let world = copies.world(ALL_RW);
     exchange(&world, "f", (&world.find(b"d").unwrap().node, "g"));
     assert_eq!(copies.shown(), "a/d/g=f0 a/f=g0 b/d/g=g1 b/f=f1 b/one=one c/d/g=g2 c/f=f2");
+}
+
+/// Whatever fails in between, a branch's copies have the names of their files, or both their own.
+#[test]
+fn copies_on_a_branch_are_exchanged_together() {
+    for step in 0.. {
+        let copies = Copies::new("");
+        copies.branches[0].file(b"x", b"x0");
+        copies.branches[1].file(b"x", b"x1");
+        let fault = Fault::new(Errno::EIO, false);
+        let mut layers = copies.layers.clone();
+        layers[1] = Arc::new(Faulty { below: Arc::clone(&layers[1]), fault: Arc::clone(&fault) });
+        let world = copies.over(layers, ALL_RW);
+        fault.after(step);
+        let flags = RenameFlags(RenameFlags::EXCHANGE);
+        let done = world.layer.rename(&world.caller, &world.root, name("f"), &world.root, name("x"), flags);
+        let has_struck = fault.has_struck();
+        fault.end();
+        let shown = copies.shown();
+        let has = |copies: [&str; 2]| copies.iter().all(|copy| shown.contains(copy));
+        assert!(has(["b/f=f1", "b/x=x1"]) || has(["b/f=x1", "b/x=f1"]), "step {step}: {shown}");
+        assert!(!shown.contains(".wh."), "step {step}: {shown}");
+        if !has_struck {
+            done.unwrap();
+            assert!(has(["b/f=x1", "b/x=f1"]), "{shown}");
+            break;
+        }
+    }
+}
+
+/// A file under a hidden name may have no other name.
+#[test]
+fn a_file_that_an_earlier_rename_has_left_is_not_replaced() {
+    let hidden = b"f"
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| (digest ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3));
+    let hidden = format!(".wh..wh.old.{hidden:016x}");
+    let copies = Copies::new("");
+    for left in ["first", "second"] {
+        copies.branches[1].file(hidden.as_bytes(), left.as_bytes());
+        for branch in &copies.branches {
+            if !branch.exists(b"f") {
+                branch.file(b"f", b"f");
+            }
+        }
+        copies.branches[2].file(b"last", b"last");
+        let world = copies.world(ALL_RW);
+        rename(&world, (&world.root, "last"), (&world.root, "f")).unwrap();
+        assert_eq!(world.content(&world.find(b"f").unwrap().node), b"last");
+    }
+    let shown = copies.shown();
+    for (number, left) in ["first", "second"].iter().enumerate() {
+        assert!(shown.contains(&format!("b/{hidden}.{number}={left}")), "{shown}");
+    }
+    assert!(!copies.branches[1].exists(hidden.as_bytes()), "{shown}");
+}
+
+/// It was removed when its branch could not be written.
+#[test]
+fn a_hidden_file_is_no_copy_of_one_that_gets_its_name() {
+    for made in ["moved", "created"] {
+        let copies = Copies::new("");
+        let world = copies.world(["rw", "ro", "rw"]);
+        unlink(&world, "f").unwrap();
+        drop(world);
+        let world = copies.world(ALL_RW);
+        match made {
+            "moved" => {
+                world.file(b"new", b"new");
+                rename(&world, (&world.root, "new"), (&world.root, "f")).unwrap();
+            }
+            _ => drop(world.file(b"f", b"new")),
+        }
+        world.change(&world.find(b"f").unwrap().node, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+        assert_ne!(copies.branches[1].find(b"f").unwrap().attr.mode, 0o600, "{made}");
+        rename(&world, (&world.root, "f"), (&world.root, "h")).unwrap();
+        assert!(!world.exists(b"f"), "{made}: {}", copies.shown());
+        assert!(copies.shown().contains("a/h=new") && copies.shown().contains("b/f=f1"), "{made}: {}", copies.shown());
+        rename(&world, (&world.root, "h"), (&world.root, "f")).unwrap();
+        unlink(&world, "f").unwrap();
+        assert!(!world.exists(b"f") && copies.shown().contains("b/f=f1"), "{made}: {}", copies.shown());
+    }
+    // Copies that follow take the place of what is hidden.
+    let copies = Copies::new("");
+    let world = copies.world(["rw", "ro", "rw"]);
+    unlink(&world, "f").unwrap();
+    drop(world);
+    copies.branches[0].file(b"x", b"x0");
+    copies.branches[1].file(b"x", b"x1");
+    let world = copies.world(ALL_RW);
+    rename(&world, (&world.root, "x"), (&world.root, "f")).unwrap();
+    assert_eq!(copies.shown(), "a/d/g=g0 a/f=x0 b/d/g=g1 b/f=x1 b/one=one c/d/g=g2");
+}
+
+/// While a branch is only read, another union may lock its work directory.
+#[test]
+fn a_branch_that_is_not_written_any_more_is_not_locked() {
+    /// Counts the locks that are held.
+    struct Held(Arc<AtomicUsize>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    let held = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&held);
+    let lock: WorkLock = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(Box::new(Held(Arc::clone(&counted))) as HeldWork))
+    });
+    let (above, below) = (mem(), mem());
+    let (upper, lower) = (World::new(Arc::clone(&above)), World::new(Arc::clone(&below)));
+    lower.file(b"one", b"");
+    lower.file(b"two", b"");
+    let branch = |name: &str, layer, mode, lock| Member { name: name.into(), layer, mode, work: None, lock };
+    let members = vec![branch("/a", above, BranchMode::rw(), Some(lock)), branch("/b", below, BranchMode::ro(), None)];
+    let words = Words::parse(OsStr::new("category.create=ff")).unwrap();
+    let union = Arc::new(Union::named(members, UnionOptions { sync: false, ..words.options }).unwrap());
+    let (control, world) = (union.control(), World::new(union));
+    // It cannot be removed.
+    upper.file_in(&private(&upper, b".wh..wh.work"), b"stays", b"");
+    let copy = |name: &[u8]| {
+        world.change(&world.find(name).unwrap().node, SetAttr { mode: Some(0o600), ..SetAttr::default() });
+        assert!(upper.exists(name));
+    };
+    copy(b"one");
+    assert_eq!(held.load(Ordering::Relaxed), 1);
+    let slot = control.list()[0].slot;
+    control.modify(slot, BranchMode::ro()).unwrap();
+    assert_eq!(held.load(Ordering::Relaxed), 0);
+    control.modify(slot, BranchMode::rw()).unwrap();
+    copy(b"two");
+    drop((world, control));
+    assert_eq!(held.load(Ordering::Relaxed), 0);
 }
 
 /// A process that finishes a rename moves the copies that the caller could move.
