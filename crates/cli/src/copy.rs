@@ -129,7 +129,11 @@ pub fn run(order: &CopyCommand) -> Result<ExitCode, Failure> {
     let outcome = {
         let over = (Mutex::new(false), Condvar::new());
         thread::scope(|scope| {
-            scope.spawn(|| voice.follow(&figures, begun, &over));
+            let shows = || voice.follow(&figures, begun, &over);
+            if let Err(error) = thread::Builder::new().spawn_scoped(scope, shows) {
+                let why = Failure::io("cannot start", "a thread", &error).what;
+                voice.tell(&CopyEvent::Notice(format!("no progress is shown: {why}")));
+            }
             let outcome = nacre_copy::run(&order.options, &figures, &stop, &|told| voice.tell(&told));
             *over.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
             over.1.notify_all();

@@ -41,6 +41,8 @@ pub(crate) struct Job<'a> {
     pub(crate) devices: Mutex<BTreeMap<u64, OwnedFd>>,
     pub(crate) fatal: Mutex<Option<Fatal>>,
     pub(crate) over: AtomicBool,
+    /// Stack size of threads, bytes.
+    pub(crate) stack: usize,
 }
 
 impl Job<'_> {

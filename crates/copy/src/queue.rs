@@ -48,7 +48,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Makes a queue for this number of workers, all of which will call [`Queue::take`].
+    /// Makes a queue for this number of workers, all of which will call [`Queue::take`], or [`Queue::leave`].
     pub(crate) fn new(workers: usize) -> Queue {
         Queue { waiting: Mutex::new(Waiting { active: workers, ..Waiting::default() }), changed: Condvar::new() }
     }
@@ -104,6 +104,13 @@ impl Queue {
             // The timeout is for `stopped`, which is not signalled here.
             self.changed.wait_for(&mut waiting, Duration::from_millis(100));
         }
+    }
+
+    /// Leaves out workers that could not be started; the caller is one of the others.
+    pub(crate) fn leave(&self, workers: usize) {
+        let mut waiting = self.waiting.lock();
+        waiting.active = waiting.active.saturating_sub(workers);
+        self.changed.notify_all();
     }
 
     /// Lets all workers end.

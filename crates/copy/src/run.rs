@@ -31,6 +31,8 @@ use std::{
 
 /// Interval of syncing and recording progress, so that a crash of the machine costs at most this much work.
 const NOTE_EVERY: Duration = Duration::from_secs(30);
+/// Stack size of the threads, bytes.
+const STACK: usize = 2 << 20;
 
 /// Copies the content of SOURCE to DEST. Counts in `figures`, reports failures of single entries as they occur,
 /// ends early when `stop` becomes true. An incomplete copy is continued by a call with the same options.
@@ -42,6 +44,17 @@ pub fn run(
     figures: &Figures,
     stop: &AtomicBool,
     told: &(dyn Fn(CopyEvent) + Sync),
+) -> Result<Outcome, Refusal> {
+    run_with(options, figures, stop, told, STACK)
+}
+
+/// The same with threads of this stack size, bytes.
+fn run_with(
+    options: &Options,
+    figures: &Figures,
+    stop: &AtomicBool,
+    told: &(dyn Fn(CopyEvent) + Sync),
+    stack: usize,
 ) -> Result<Outcome, Refusal> {
     let Prepared { source, source_path: _, source_meta, dest, dest_meta, fresh, state, resumed } =
         destination::prepare(options)?;
@@ -65,6 +78,7 @@ pub fn run(
         devices: Mutex::new(BTreeMap::new()),
         fatal: Mutex::new(None),
         over: AtomicBool::new(false),
+        stack,
     };
     let root = Pair { path: PathBuf::new(), source, dest, meta: source_meta, device: dest_meta.device, fresh };
     if job.doubtful.is_some() {
@@ -87,7 +101,9 @@ impl Job<'_> {
         thread::scope(|scope| {
             if self.options.estimate {
                 let root = Arc::clone(&root);
-                scope.spawn(move || scout::count(self, root.source.as_fd()));
+                if let Err(error) = self.start(scope, move || scout::count(self, root.source.as_fd())) {
+                    self.notice(format!("the remaining time is not estimated: {}", no_thread(&error)));
+                }
             }
             if let Some(state) = state {
                 self.copy(&root, dest, state);
@@ -156,11 +172,15 @@ impl Job<'_> {
         let done = (Mutex::new(false), Condvar::new());
         thread::scope(|scope| {
             let done = &done;
-            scope.spawn(move || {
+            let noting = self.start(scope, move || {
                 while !has_ended(done) {
                     self.note(root, &mut state);
                 }
             });
+            if let Err(error) = noting {
+                self.fail_wholly(no_thread(&error), lack(&error));
+                return;
+            }
             self.walk(root, false, || {
                 *done.0.lock() = true;
                 done.1.notify_all();
@@ -181,7 +201,20 @@ impl Job<'_> {
         }
     }
 
-    /// Walks through both trees with all workers.
+    /// Starts a thread.
+    ///
+    /// # Errors
+    /// The system cannot start one.
+    fn start<'scope>(
+        &self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        body: impl FnOnce() + Send + 'scope,
+    ) -> io::Result<()> {
+        let thread = thread::Builder::new().name("nacre-copy".to_owned()).stack_size(self.stack);
+        thread.spawn_scoped(scope, body).map(drop)
+    }
+
+    /// Walks through both trees with all workers, of which the calling thread is one.
     fn walk(&self, root: &Arc<Pair>, compare: bool, ended: impl FnOnce()) {
         let workers = self.options.jobs.max(1);
         let walk = Walk { job: self, compare, queue: Queue::new(workers), links: Links::default() };
@@ -190,10 +223,14 @@ impl Job<'_> {
         }
         thread::scope(|scope| {
             let walk = &walk;
-            for number in 0..workers {
-                let first = (number == 0).then(|| Arc::clone(root));
-                scope.spawn(move || Worker::new(walk, number).work(first));
+            for number in 1..workers {
+                if let Err(error) = self.start(scope, move || Worker::new(walk, number).work(None)) {
+                    self.notice(format!("{number} of {workers} workers go on alone: {}", no_thread(&error)));
+                    walk.queue.leave(workers - number);
+                    break;
+                }
             }
+            Worker::new(walk, 0).work(Some(Arc::clone(root)));
         });
         ended();
         if compare
@@ -206,6 +243,11 @@ impl Job<'_> {
     }
 }
 
+/// Sentence about a thread that the system cannot start.
+fn no_thread(error: &io::Error) -> String {
+    format!("cannot start a thread: {}", reason(error))
+}
+
 /// Waits for the end of the walk, or for the time to record its progress.
 fn has_ended(done: &(Mutex<bool>, Condvar)) -> bool {
     let mut ended = done.0.lock();
@@ -213,4 +255,52 @@ fn has_ended(done: &(Mutex<bool>, Condvar)) -> bool {
         done.1.wait_for(&mut ended, NOTE_EVERY);
     }
     *ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Reflink;
+
+    /// Larger than any address space.
+    const NO_STACK: usize = 1 << 62;
+
+    #[test]
+    fn a_thread_that_cannot_start_is_an_error_and_a_missing_worker_none() {
+        let trees = tempfile::tempdir().unwrap();
+        let (source, destination) = (trees.path().join("source"), trees.path().join("destination"));
+        for directory in ["a/b", "c"] {
+            std::fs::create_dir_all(source.join(directory)).unwrap();
+            std::fs::write(source.join(directory).join("file"), directory).unwrap();
+        }
+        let options = |verify| Options {
+            source: source.clone(),
+            destination: destination.clone(),
+            jobs: 4,
+            update: false,
+            verify,
+            reflink: Reflink::Auto,
+            one_file_system: false,
+            strict: false,
+            sync: false,
+            estimate: true,
+        };
+        let notices = Mutex::new(Vec::new());
+        let copied = |verify, stack| {
+            notices.lock().clear();
+            let told = |event: CopyEvent| notices.lock().push(format!("{event:?}"));
+            run_with(&options(verify), &Figures::default(), &AtomicBool::new(false), &told, stack).unwrap()
+        };
+        let outcome = copied(Verify::No, NO_STACK);
+        assert!(outcome.fatal.is_some_and(|fatal| fatal.what.contains("cannot start a thread")));
+        // It is continued.
+        let outcome = copied(Verify::No, STACK);
+        assert!(outcome.resumed && outcome.complete(), "{outcome:?}");
+        // Nothing is noted in a comparison: one worker is enough.
+        let outcome = copied(Verify::Only, NO_STACK);
+        assert!(outcome.complete(), "{outcome:?}");
+        assert!(notices.lock().iter().any(|notice| notice.contains("1 of 4 workers")), "{notices:?}");
+        std::fs::write(destination.join("a/b/file"), "x/y").unwrap();
+        assert_eq!(copied(Verify::Only, NO_STACK).failures, 1);
+    }
 }

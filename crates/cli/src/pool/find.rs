@@ -12,6 +12,7 @@ use nacre_admin::{
     },
 };
 use nacre_daemon::{
+    failure::Failure,
     pool::{dates, known},
     report::printable,
 };
@@ -151,21 +152,37 @@ pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Opti
     search.pools = found.values().filter_map(|devices| choose(devices, &mut search.refused)).collect();
     let named = addresses.into_iter().map(|address| (address.clone(), None));
     let buckets = named.chain(noted_buckets.into_iter().map(|(address, pool)| (address.clone(), Some(*pool))));
-    look_in_buckets(buckets.collect(), wanted, &mut search);
+    let start = |body: Body| thread::Builder::new().name("nacre-find".to_owned()).spawn(body).map(drop);
+    look_in_buckets(buckets.collect(), wanted, &mut search, start);
     search
 }
 
+/// Body of a thread.
+type Body = Box<dyn FnOnce() + Send>;
+
 /// Finds the pools at these addresses, all of which are asked at once; where a GUID is given, only
 /// the pool of that GUID is taken.
-fn look_in_buckets(buckets: Vec<(PathBuf, Option<u64>)>, wanted: Option<&str>, search: &mut Search) {
+fn look_in_buckets(
+    buckets: Vec<(PathBuf, Option<u64>)>,
+    wanted: Option<&str>,
+    search: &mut Search,
+    start: impl Fn(Body) -> io::Result<()>,
+) {
     let (sender, answers) = mpsc::channel();
-    for (place, (address, _)) in buckets.iter().enumerate() {
-        let (address, sender) = (address.clone(), sender.clone());
+    let mut waiting: Vec<Option<(PathBuf, Option<u64>)>> = Vec::with_capacity(buckets.len());
+    for (place, (address, pool)) in buckets.into_iter().enumerate() {
+        let (asked, sender) = (address.clone(), sender.clone());
         // An answer after the end of the search is dropped.
-        thread::spawn(move || drop(sender.send((place, look_in_bucket(&address)))));
+        let started = start(Box::new(move || drop(sender.send((place, look_in_bucket(&asked))))));
+        waiting.push(match started {
+            Ok(()) => Some((address, pool)),
+            Err(error) => {
+                search.refused.push((address, Failure::io("cannot start", "a thread", &error).what));
+                None
+            }
+        });
     }
     drop(sender);
-    let mut waiting: Vec<_> = buckets.into_iter().map(Some).collect();
     let mut there: Vec<(usize, Candidate)> = Vec::new();
     loop {
         let all = || search.pools.iter().chain(there.iter().map(|(_, pool)| pool));
@@ -632,6 +649,17 @@ mod tests {
         assert_eq!((chosen(&damaged(5, 2)).0, chosen(&damaged(9, 4)).0), (words(&["a"]), words(&["a", "b"])));
         // A device that was added a moment ago has no root records.
         assert_eq!(chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 4, 0, 2)]).0, words(&["a", "b"]));
+    }
+
+    #[test]
+    fn a_bucket_without_a_thread_is_refused() {
+        let mut search = Search::default();
+        let address = PathBuf::from("file:///nowhere");
+        let none = |_| Err(io::ErrorKind::WouldBlock.into());
+        look_in_buckets(vec![(address.clone(), None)], None, &mut search, none);
+        assert!(search.pools.is_empty());
+        let [(refused, why)] = search.refused.as_slice() else { panic!("{:?}", search.refused) };
+        assert!(*refused == address && why.contains("cannot start"), "{why}");
     }
 
     #[test]
