@@ -43,6 +43,8 @@ pub struct Failing {
     redundant: AtomicBool,
     /// All requests wait, whatever the mode.
     patient: AtomicBool,
+    /// No write waits for room: the pool is about to be destroyed.
+    without_room: AtomicBool,
     /// Called with the reason before the process ends by the mode.
     ending: OnceLock<Ending>,
     /// Shows the progress of long steps while the pool is being imported.
@@ -106,7 +108,9 @@ impl Failing {
     /// Reads from a store; retries if all requests have to wait.
     pub(crate) fn read<T>(&self, store: &str, mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         match read() {
-            Err(error) if self.patient.load(Ordering::Relaxed) => self.again(("reading", store), error, read),
+            Err(error) if self.patient.load(Ordering::Relaxed) => {
+                self.again(("reading", store), error, |_| false, read)
+            }
             read => read,
         }
     }
@@ -122,6 +126,12 @@ impl Failing {
         self.changed.notify_all();
     }
 
+    /// Fails writes that wait for room, and later ones that would: nothing that the pool holds is needed any more.
+    pub fn give_up_room(&self) {
+        self.without_room.store(true, Ordering::Relaxed);
+        self.try_again();
+    }
+
     /// Whether the pool is about to be released.
     pub fn is_given_up(&self) -> bool {
         self.state.lock().given_up
@@ -133,7 +143,12 @@ impl Failing {
         if self.redundant.load(Ordering::Relaxed) {
             return Err(error);
         }
-        self.write_again(device, error, write)
+        self.end_by(device, &error);
+        let is_full = |error: &io::Error| {
+            let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+            is_full && self.without_room.load(Ordering::Relaxed)
+        };
+        self.again(("writing", device), error, is_full, write)
     }
 
     /// Handles a failed write that redundancy cannot replace: the mode decides whether it is retried.
@@ -144,20 +159,22 @@ impl Failing {
         write: impl FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         self.end_by(device, &error);
-        self.again(("writing", device), error, write)
+        self.again(("writing", device), error, |_| false, write)
     }
 
+    /// Retries a request by the mode, unless its error is one that `fails`.
     fn again<T, E: std::fmt::Display>(
         &self,
         (doing, device): (&str, &str),
         mut error: E,
+        fails: impl Fn(&E) -> bool,
         mut request: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         let mut state = self.state.lock();
         state.waiting += 1;
         let done = loop {
             let waits = self.patient.load(Ordering::Relaxed) || self.mode.load(Ordering::Relaxed) == WAIT;
-            if state.given_up || !waits {
+            if state.given_up || !waits || fails(&error) {
                 break Err(error);
             }
             if state.why.is_empty() {
@@ -259,6 +276,21 @@ mod tests {
         }
         assert!(thread.join().unwrap().is_ok());
         assert_eq!((tries.load(Ordering::SeqCst), failing.waiting()), (4, None));
+    }
+
+    #[test]
+    fn who_waits_for_room_fails_when_none_is_needed() {
+        let failing = Failing::default();
+        failing.set("wait");
+        failing.give_up_room();
+        assert_eq!(failing.write("bucket", refused).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        // Any other error may pass.
+        let tries = AtomicUsize::new(0);
+        let away = || match tries.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(()),
+        };
+        assert!(failing.write("bucket", away).is_ok());
     }
 
     #[test]

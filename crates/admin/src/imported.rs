@@ -779,6 +779,15 @@ impl Imported {
         }
     }
 
+    /// Prepares the destruction of the pool: nothing waits any longer than a request's usual deadline, or at all if
+    /// the pool waits for a store or a device already.
+    pub fn give_up_waiting(&self) {
+        match self.suspended() {
+            Some(_) => self.give_up(),
+            None => self.failing.give_up(),
+        }
+    }
+
     /// Whether queries are answered soon. A commit to a store takes round trips to it.
     pub(crate) fn answers(&self) -> bool {
         self.bucket.is_none() || self.pool.answers_within(ANSWER) && self.store.answers_within(ANSWER)
@@ -855,8 +864,8 @@ impl Imported {
         if self.bucket.is_none() {
             self.stop()?;
         } else {
-            // Nothing of the pool is needed any more: a full bucket is not waited for.
-            self.failing.give_up();
+            // Nothing of the pool is needed any more: a full bucket is not waited for, but one that is away is.
+            self.failing.give_up_room();
             if let Err(error) = self.stop() {
                 tracing::info!(%error, "the last changes of the pool are not committed before it is destroyed");
             }

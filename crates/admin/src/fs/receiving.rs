@@ -126,6 +126,7 @@ fn harmful_values_of_source(
 }
 
 /// The file system that a later snapshot of a stream comes to, as it is before.
+#[derive(PartialEq, Eq)]
 struct Earlier {
     id: u64,
     stored: Vec<(String, PropertyRow)>,
@@ -344,7 +345,15 @@ fn one<R: Read>(
     if let Err(error) = take(reader, snapshot, &mut receiving) {
         return Err(cut(receiving, doing, &error));
     }
-    finish(pool, mounts, what, &mut receiving, doing)?;
+    let again = || {
+        let now = Earlier::of(pool, mounts, there)?;
+        if now == earlier {
+            Ok(None)
+        } else {
+            bringing(pool, mounts, what, head, snapshot, now.as_ref(), doing).map(Some)
+        }
+    };
+    finish(pool, mounts, what, &mut receiving, &again, doing)?;
     let left = receiving.left_out().iter();
     done.sentences.extend(left.map(|(name, why)| format!("cannot set property '{name}' of '{filesystem}': {why}")));
     done.snapshots.push((snapshot.name.clone(), target.to_owned(), snapshot.from == 0, 0));
@@ -415,16 +424,23 @@ fn cut(receiving: Receiving, doing: &str, error: &StreamError) -> Refusal {
 }
 
 /// Makes the snapshot visible; users of the file system get its files, and mounts the properties that came with it.
+/// `again` returns these properties where a `set` or `inherit` during the transfer has changed which of them count.
 fn finish(
     pool: &Imported,
     mounts: &dyn Mounts,
     what: &ToReceive,
     receiving: &mut Receiving,
+    again: &dyn Fn() -> Result<Option<Brought>, Refusal>,
     doing: &str,
 ) -> Result<(), Refusal> {
     // Checked before requests to the file system are blocked.
     receiving.check_shape().map_err(|error| refused(doing, &error))?;
     let _changing = pool.changing.lock();
+    if receiving.replaces()
+        && let Some(properties) = again()?
+    {
+        receiving.bring(properties);
+    }
     exchange(mounts, what, receiving, doing)?;
     if receiving.replaces() {
         let affected = Objects::now(pool, mounts).descendants(receiving.target())?;
@@ -475,6 +491,9 @@ fn check_names(sent: &[SentProperty], doing: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Changes of a file system's properties, in their order.
+type Brought = Vec<(String, Setting)>;
+
 /// The properties that a file system gets: those of the stream that count here, and those that are
 /// set here.
 fn bringing(
@@ -485,7 +504,7 @@ fn bringing(
     snapshot: &SnapshotHead,
     earlier: Option<&Earlier>,
     doing: &str,
-) -> Result<Vec<(String, Setting)>, Refusal> {
+) -> Result<Brought, Refusal> {
     check_names(&snapshot.properties, doing)?;
     let is = |there: &str, name: &str| match dataset_property(there) {
         Ok(Property::Known(known)) => known.name == name,

@@ -53,7 +53,7 @@ pub fn remove_rest(wanted: &str) -> Result<bool, Failure> {
                 let (bucket, address, pool, state) = (&*bucket, address.as_str(), there.pool, state.as_deref());
                 let rest = Remains { bucket, address, pool, name: wanted, state };
                 rest.remove(&mut Shown).map_err(starting::failed)?;
-                known::forget(pool);
+                known::forget(pool, &[PathBuf::from(address)]);
                 return Ok(true);
             }
             Some(there) if is_address => {

@@ -248,6 +248,36 @@ fn protected_content_stays_as_it_is() {
     }
 }
 
+/// Flags of an earlier import protect from the first store on, also where no request shows that a file is opened.
+#[test]
+fn protected_content_stays_as_it_is_after_an_import() {
+    needs!(as_root());
+    const LENGTH: usize = 16_384;
+    let pool = Pool::made("imported", "256M", &["-O", "atime=off"]);
+    let names = ["immutable", "appended"];
+    for name in names {
+        fs::write(pool.at(name), vec![b'a'; LENGTH]).unwrap();
+    }
+    sh(&pool.at(""), "chattr +i immutable; chattr +a appended");
+    pool.nacre(&["pool", "export", "%"]);
+    pool.import();
+    for name in names {
+        // Where opens are requests, this one is refused, as natively.
+        let opened = OpenOptions::new().read(true).write(true).open(pool.at(name));
+        let stored = opened.and_then(|file| {
+            let mapping = SharedMapping::new(&file, LENGTH, true)?;
+            mapping.write(4096, b"x")?;
+            mapping.sync()
+        });
+        assert_eq!(stored.map_err(|error| error.raw_os_error()), Err(Some(EPERM)), "{name}");
+    }
+    pool.nacre(&["fs", "snapshot", "%@s"]);
+    for name in names {
+        assert!(fs::read(pool.at(&format!(".zfs/snapshot/s/{name}"))).unwrap() == [b'a'; LENGTH], "{name}");
+    }
+    sh(&pool.at(""), "chattr -i immutable; chattr -a appended");
+}
+
 /// The kernel reads the beginning of a short program past its end, for which it asks as for a write.
 #[test]
 fn protected_programs_are_executed() {

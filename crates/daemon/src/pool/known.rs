@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,19 +49,35 @@ pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>, trusted: bool) -> Resu
 
 /// Whether the pool with this GUID in the bucket at this address is trusted on this machine.
 pub fn is_trusted(guid: u64, address: &str) -> bool {
-    let Some(text) = file(guid).and_then(|path| fs::read(path).ok()) else { return false };
-    let Ok(Record { devices, trusted: true, .. }) = serde_json::from_slice::<Record>(&text) else { return false };
-    let place = |address: &str| Address::parse(address).ok().map(|address| (address.name(), address.endpoint()));
+    let Some(Record { devices, trusted: true, .. }) = file(guid).and_then(|path| read(&path)) else { return false };
     let [there] = devices.as_slice() else { return false };
-    place(address).is_some_and(|here| place(&there.to_string_lossy()) == Some(here))
+    is_same_bucket(Path::new(address), there)
 }
 
-/// Removes the record of a pool that is gone.
-pub fn forget(guid: u64) {
+/// Removes the record of a pool that is gone from these devices, or from the bucket at this address. A copy of the pool
+/// elsewhere stays recorded.
+pub fn forget(guid: u64, places: &[PathBuf]) {
     if let Some(path) = file(guid) {
+        forget_in(&path, places);
+    }
+}
+
+fn forget_in(path: &Path, places: &[PathBuf]) {
+    let is_gone = |place: &PathBuf| places.iter().any(|gone| gone == place || is_same_bucket(gone, place));
+    if read(path).is_none_or(|record| record.devices.iter().any(is_gone)) {
         // A record that stays names a device without a label, or none.
         let _ = fs::remove_file(path);
     }
+}
+
+/// Whether these are addresses of one bucket.
+fn is_same_bucket(one: &Path, other: &Path) -> bool {
+    let place = |at: &Path| Address::parse(&at.to_string_lossy()).ok().map(|at| (at.name(), at.endpoint()));
+    place(one).is_some_and(|one| place(other) == Some(one))
+}
+
+fn read(path: &Path) -> Option<Record> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
 /// Returns the recorded devices of the pools with this name or GUID.
@@ -96,4 +112,35 @@ pub fn devices() -> Vec<(PathBuf, u64)> {
     };
     let records = files.into_iter().filter_map(record);
     records.flat_map(|(guid, devices)| devices.into_iter().map(move |device| (device, guid))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_removal_of_a_copy_leaves_the_record_of_the_original() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("record.json");
+        for (recorded, copy, original) in [
+            (
+                "s3://bucket/tank?endpoint=http://a:9",
+                "s3://bucket/copy?endpoint=http://a:9",
+                "s3://bucket/tank?endpoint=http://a:9",
+            ),
+            (
+                "s3://bucket/tank?endpoint=http://a:9",
+                "s3://bucket/tank?endpoint=http://b:9",
+                "s3://bucket/tank?endpoint=http://a:9&profile=x",
+            ),
+            ("/srv/image", "/srv/copy", "/srv/image"),
+        ] {
+            let record = Record { name: "tank".to_owned(), devices: vec![PathBuf::from(recorded)], trusted: false };
+            fs::write(&path, serde_json::to_vec(&record).unwrap()).unwrap();
+            forget_in(&path, &[PathBuf::from(copy)]);
+            assert!(path.exists(), "{recorded}, {copy}");
+            forget_in(&path, &[PathBuf::from(original)]);
+            assert!(!path.exists(), "{recorded}");
+        }
+    }
 }

@@ -4,8 +4,8 @@
 //! to, and the datasets that root mounts may contain users' files: a user who controls the path could present
 //! his own files as anybody's. Invariant for root: no symbolic link is followed that somebody else could have made,
 //! neither when the mount point is found, nor when the dataset is mounted, nor when the directory is removed. The
-//! path may lead through other mounts of the pool, so it is walked by threads without descriptors ([`apart`]). A
-//! pool that root does not trust may have root's own files, and may be changed while it is mounted: below its
+//! path may lead through other mounts of the pool, so it is walked by threads without descriptors ([`apart`]), and through
+//! file systems that do not answer: nobody waits longer than [`ANSWERING`]. A pool that root does not trust may have root's own files, and may be changed while it is mounted: below its
 //! directory no symbolic link is followed at all, and outside of it only a mount point is used that a command has
 //! named.
 
@@ -29,12 +29,21 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Component, Path, PathBuf},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
 };
-
-use fusewire::apart;
 
 use crate::{failure::reason, report::path_text};
 
+/// Maximum time for an operation on the path of a mount point: a file system on it may not answer (NFS, a user's own
+/// FUSE).
+const ANSWERING: Duration = Duration::from_secs(20);
+/// Maximum number of operations in progress, of which all may be stuck.
+const OPERATIONS_MOST: usize = 16;
 /// Maximum number of links that are followed on a path, as in the kernel (path_resolution(7)).
 const DETOURS_MOST: u32 = 40;
 /// Opens a directory as a location, whatever its permissions.
@@ -113,8 +122,14 @@ impl MountPoint {
         if resolved {
             let below = rules.below.as_deref().filter(|_| !options.place_was_named);
             let found = match below.map(|below| (below, rules.part(below, at))) {
-                None => apart(|| Ok(find(at))),
-                Some((below, Some(part))) => apart(|| Ok(find_below(below, part))),
+                None => {
+                    let at = at.to_owned();
+                    apart(move || Ok(find(&at)))
+                }
+                Some((below, Some(part))) => {
+                    let (below, part) = (below.to_owned(), part.to_owned());
+                    apart(move || Ok(find_below(&below, &part)))
+                }
                 Some((below, None)) => {
                     let (at, below) = (path_text(at), path_text(below));
                     let what =
@@ -140,7 +155,8 @@ impl MountPoint {
         crate::unmount::clear_of(&place.path, &["nacre".to_owned()])
             .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
         place.check(at, source, rules).inspect_err(|_| place.remove())?;
-        match apart(|| place.holds_something()) {
+        let examined = place.clone();
+        match apart(move || examined.holds_something()) {
             Ok(true) if !options.overlay => {
                 let refusal =
                     Refusal::new(Kind::Busy, format!("cannot mount '{}': directory is not empty", path_text(at)));
@@ -148,7 +164,8 @@ impl MountPoint {
             }
             Ok(_) => Ok(place),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !resolved => {
-                apart(|| fs::create_dir_all(at)).map_err(|error| refused(&error))?;
+                let missing = at.to_owned();
+                apart(move || fs::create_dir_all(missing)).map_err(|error| refused(&error))?;
                 Ok(MountPoint { made: true, ..place })
             }
             Err(error) => Err(refused(&error)),
@@ -168,7 +185,11 @@ impl MountPoint {
         // A path with links names another directory.
         let hides = match self.resolved {
             true => rules.hides_bucket(&self.path),
-            false => apart(|| Ok(resolved(&self.path))).is_ok_and(|path| rules.hides_bucket(&path)),
+            false => {
+                let path = self.path.clone();
+                apart(move || Ok(resolved(&path)))
+            }
+            .is_ok_and(|path| rules.hides_bucket(&path)),
         };
         if hides {
             return refused("the pool itself lies there".to_owned());
@@ -212,9 +233,13 @@ impl MountPoint {
 
     /// Removes the directory if it was made for the mount. Others may use it by now: it stays if it is not empty.
     pub fn remove(&self) {
-        let (true, Some(parent), Some(name)) = (self.made, self.path.parent(), self.path.file_name()) else { return };
-        let removed = apart(|| {
-            let parent = openat2(CWD, parent, PLACE.difference(OFlags::NOFOLLOW), Mode::empty(), self.links())?;
+        if !self.made {
+            return;
+        }
+        let place = self.clone();
+        let removed = apart(move || {
+            let (Some(parent), Some(name)) = (place.path.parent(), place.path.file_name()) else { return Ok(()) };
+            let parent = openat2(CWD, parent, PLACE.difference(OFlags::NOFOLLOW), Mode::empty(), place.links())?;
             Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
         });
         if let Err(error) = removed {
@@ -223,15 +248,59 @@ impl MountPoint {
     }
 }
 
+/// Runs an operation on a path in a thread without descriptors ([`fusewire::apart`]).
+///
+/// # Errors
+/// Those of `act`; ETIMEDOUT after [`ANSWERING`], while `act` may still be carried out; EBUSY where too many operations do
+/// not end.
+pub(super) fn apart<T: Send + 'static>(act: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
+    within(ANSWERING, &OPERATIONS, act)
+}
+
+fn within<T: Send + 'static>(
+    limit: Duration,
+    operations: &'static AtomicUsize,
+    act: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    /// Counts an operation while it lives.
+    struct Counted(&'static AtomicUsize);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    let before = operations.fetch_add(1, Ordering::AcqRel);
+    let counted = Counted(operations);
+    if before >= OPERATIONS_MOST {
+        return Err(Errno::BUSY.into());
+    }
+    let (done, answer) = mpsc::sync_channel(1);
+    let body = move || {
+        let result = fusewire::apart(act);
+        drop(counted);
+        // A caller whose time limit has passed does not receive it.
+        let _ = done.try_send(result);
+    };
+    thread::Builder::new().name("nacre-place".to_owned()).stack_size(256 << 10).spawn(body)?;
+    match answer.recv_timeout(limit) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(Errno::TIMEDOUT.into()),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the thread of an operation panicked")),
+    }
+}
+
 /// Removes the former mount point of a dataset, if it is empty.
 ///
 /// # Errors
 /// It is not empty, or cannot be reached without a link that somebody else could have made.
 pub(super) fn tidy(at: &Path) -> io::Result<()> {
-    let (true, Some(above), Some(name)) = (rustix::process::geteuid().is_root(), at.parent(), at.file_name()) else {
-        return apart(|| fs::remove_dir(at));
-    };
-    apart(|| {
+    let at = at.to_owned();
+    apart(move || {
+        let (true, Some(above), Some(name)) = (rustix::process::geteuid().is_root(), at.parent(), at.file_name())
+        else {
+            return fs::remove_dir(&at);
+        };
         let walked = walk(above, false).map_err(|stop| match stop {
             Stop::Error(error) => error.into(),
             Stop::Name(error) => error,
@@ -391,6 +460,31 @@ pub(super) fn kind(error: &io::Error) -> Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_that_does_not_answer_delays_nobody_for_long() {
+        static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
+        let (short, long) = (Duration::from_millis(1), Duration::from_secs(600));
+        let mut held = Vec::new();
+        for _ in 0..OPERATIONS_MOST {
+            let (go, gone) = mpsc::channel::<()>();
+            let stuck = within(short, &OPERATIONS, move || {
+                let _ = gone.recv();
+                Ok(())
+            });
+            assert_eq!(stuck.unwrap_err().raw_os_error(), Some(Errno::TIMEDOUT.raw_os_error()));
+            held.push(go);
+        }
+        let refused = within(long, &OPERATIONS, || Ok(1));
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::BUSY.raw_os_error()));
+        // An operation that ends makes place for another one, and the others do not hold that up.
+        held.pop();
+        let has_ended = || OPERATIONS.load(Ordering::Acquire) < OPERATIONS_MOST;
+        assert!(crate::clock::look_until(long, Duration::from_millis(1), has_ended));
+        assert_eq!(within(long, &OPERATIONS, || Ok(2)).unwrap(), 2);
+        let failed: io::Result<()> = within(long, &OPERATIONS, || Err(Errno::LOOP.into()));
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
+    }
 
     #[test]
     fn directories_of_the_system_are_no_mount_points() {

@@ -329,7 +329,10 @@ impl FuseMounts {
     /// Returns the directory to mount on, made if need be and not done already.
     fn place(&self, at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
         // The directory may be in another mount of the pool.
-        let is_there = |place: &MountPoint| apart(|| fs::metadata(place.path())).is_ok_and(|found| found.is_dir());
+        let is_there = |place: &MountPoint| {
+            let path = place.path().to_owned();
+            mount_point::apart(move || fs::metadata(path)).is_ok_and(|found| found.is_dir())
+        };
         let made = self.places.lock().extract_if(.., |(there, place)| there == at && is_there(place)).next();
         made.map_or_else(|| MountPoint::prepare(at, options, &self.rules), |(_, place)| Ok(place))
     }

@@ -913,7 +913,8 @@ fn carry_out(office: &Office, order: Command, caller: &Caller) -> Result<Reply, 
             let new = request.new_devices();
             match request {
                 // Another request may wait for a device, and hold the lock needed here.
-                PoolRequest::Export { force: true } | PoolRequest::Destroy { force: true } => imported.give_up(),
+                PoolRequest::Export { force: true } => imported.give_up(),
+                PoolRequest::Destroy { force: true } => imported.give_up_waiting(),
                 PoolRequest::Clear { .. } => imported.failing.try_again(),
                 _ => {}
             }

@@ -19,19 +19,26 @@ mod nfs_clients;
 mod samba;
 
 use self::device_number::Reserved;
-use crate::{cage, failure::Failure, report::path_text, whole_file};
+use crate::{cage, clock, failure::Failure, report::path_text, whole_file};
 use nacre_admin::mounts::Sharing;
 use nacre_pool::properties::sharing::{self, NfsShare, SmbShare};
 use nacre_sys::worker::Process;
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
+
+/// Maximum time for which the lock on the records is waited for: longer than the programs of a server take.
+const LOCKED_MOST: Duration = Duration::from_secs(30);
 
 /// Record of the shares of one dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -280,14 +287,26 @@ fn if_unchanged(directory: &Path, guid: u64, left: &Note, act: impl FnOnce()) ->
     Ok(())
 }
 
-/// Locks the directory of records until the returned file is closed.
+/// Locks the directory of records until the returned file is closed. A process whose program does not end may hold the
+/// lock for ever: then nothing is shared.
 fn lock(directory: &Path) -> Result<fs::File, String> {
-    let locked = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).and_then(|()| {
-        let file = fs::File::open(directory)?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        Ok(file)
+    lock_within(directory, LOCKED_MOST)
+}
+
+fn lock_within(directory: &Path, limit: Duration) -> Result<fs::File, String> {
+    let failed = |error: io::Error| Failure::io("cannot lock", directory.display(), &error).what;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let file = fs::File::open(directory).map_err(failed)?;
+    let mut locked = Ok(());
+    let is_decided = clock::look_until(limit, Duration::from_millis(10), || {
+        locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        !matches!(locked, Err(Errno::WOULDBLOCK | Errno::INTR))
     });
-    locked.map_err(|error| Failure::io("cannot lock", directory.display(), &error).what)
+    if !is_decided {
+        return Err(format!("another process of nacre has {} locked for long", directory.display()));
+    }
+    locked.map_err(|error| failed(error.into()))?;
+    Ok(file)
 }
 
 fn directory() -> Option<PathBuf> {
@@ -351,6 +370,16 @@ mod tests {
         shares.set(1, "t/a", Path::new("/srv/a"), &sharing);
         assert!(shares.failure(1).unwrap().contains("a copy"));
         assert!(!shares.stop(1), "nothing was shared");
+    }
+
+    #[test]
+    fn a_lock_that_is_never_released_is_not_waited_for_for_ever() {
+        let directory = tempfile::tempdir().unwrap();
+        let held = lock(directory.path()).unwrap();
+        let refused = lock_within(directory.path(), Duration::from_millis(1)).unwrap_err();
+        assert!(refused.contains("locked for long"), "{refused}");
+        drop(held);
+        lock_within(directory.path(), Duration::ZERO).unwrap();
     }
 
     #[test]

@@ -75,7 +75,7 @@ use crate::workers;
 use doomed::Doomed;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
-use root_body::{RootBody, read_root, read_whole};
+use root_body::{RootBody, decode_identity, read_root, read_whole};
 use roots::DamagedRoot;
 use sweeping::RootAge;
 use uploads::Uploads;
@@ -413,7 +413,7 @@ impl Objects {
     /// [`PoolError::Device`], [`PoolError::Format`].
     pub fn find(bucket: &dyn Bucket) -> Result<Option<Identity>> {
         let Some(newest) = newest_keys(bucket, "pool/", "")?.pop() else { return Ok(None) };
-        read_whole(bucket, "reading", &newest, Identity::decode)?.transpose()
+        read_whole(bucket, "reading", &newest, decode_identity)?.transpose()
     }
 
     /// Reads who put the newest root; `None` where there is none.
@@ -894,16 +894,11 @@ impl Backend for Objects {
             return Err(PoolError::Refused(format!("{}: another writer has the pool", self.bucket.name())));
         }
         let (key, body) = (format!("pool/{:020}", identity.revision), identity.encode()?);
-        let mut made = make(&*self.bucket, &key, &body);
-        for roots in [false, true] {
-            if identity.state != PoolState::Destroyed || !made.as_ref().is_err_and(is_full) {
-                break;
-            }
-            if self.make_last_room(roots)? {
-                made = make(&*self.bucket, &key, &body);
-            }
-        }
-        if made? {
+        let is_made = match identity.state {
+            PoolState::Destroyed => self.make_mark(&key, &body)?,
+            PoolState::Active | PoolState::Exported => make(&*self.bucket, &key, &body)?,
+        };
+        if is_made {
             Ok(())
         } else {
             Err(PoolError::Refused(format!("{}: another pool is there, or another writer", self.bucket.name())))

@@ -588,6 +588,11 @@ impl Receiving {
         }
     }
 
+    /// Replaces the properties that the file system gets: those that it has may have changed since the receive began.
+    pub fn bring(&mut self, properties: Vec<(String, Setting)>) {
+        self.into.properties = properties;
+    }
+
     /// Completes the receive once all rows were received: when this returns, the snapshot exists
     /// and the file system has its properties.
     ///

@@ -105,6 +105,9 @@ impl Identity {
     /// ([`crate::rows::InodeRow::encode_charged`]).
     pub const ROW_CHARGES: u64 = 128;
 
+    /// Length of an encoded identity, bytes.
+    pub(crate) const LENGTH: usize = LENGTH;
+
     const KNOWN: u64 = Self::REDUNDANT_METADATA
         | Self::ORDERED_NAMES
         | Self::FOLDED

@@ -20,12 +20,14 @@ const ENDS_WITHIN: Duration = Duration::from_secs(300);
 
 /// The two ends of a stream.
 #[derive(Default)]
-struct Pipe {
+struct Pipe<'a> {
     given: Vec<u8>,
     taken: io::Cursor<Vec<u8>>,
+    /// Called before the byte at this position is taken.
+    meanwhile: Option<(u64, Box<dyn FnOnce() + Send + 'a>)>,
 }
 
-impl Progress for Pipe {
+impl Progress for Pipe<'_> {
     fn note(&mut self, _: &str) -> bool {
         true
     }
@@ -36,6 +38,10 @@ impl Progress for Pipe {
     }
 
     fn take(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let position = self.taken.position();
+        if let Some((_, act)) = self.meanwhile.take_if(|(at, _)| *at <= position) {
+            act();
+        }
         self.taken.read(buffer)
     }
 }
@@ -67,6 +73,24 @@ fn receive(world: &World, records: &[Record], force: bool) -> Result<(), Refusal
 }
 
 pub(super) fn receive_as(world: &World, records: &[Record], what: ToReceive) -> Result<(), Refusal> {
+    receive_while(world, records, what, || {})
+}
+
+/// Receives a stream; `act` is called when the head of its first snapshot has been received.
+pub(super) fn receive_while(
+    world: &World,
+    records: &[Record],
+    what: ToReceive,
+    act: impl FnOnce() + Send,
+) -> Result<(), Refusal> {
+    let heads = records.iter().take_while(|record| !matches!(record, Record::Rows(_))).count();
+    let at = encoded(&records[..heads]).len() as u64;
+    let mut pipe =
+        Pipe { taken: io::Cursor::new(encoded(records)), meanwhile: Some((at, Box::new(act))), ..Pipe::default() };
+    super::super::run(&world.pool, &world.mounts, FsRequest::Receive(what), &mut pipe).map(drop)
+}
+
+fn encoded(records: &[Record]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut sink = |piece: &[u8]| -> io::Result<()> {
         bytes.extend_from_slice(piece);
@@ -74,8 +98,7 @@ pub(super) fn receive_as(world: &World, records: &[Record], what: ToReceive) -> 
     };
     let mut writer = StreamWriter::begin(&mut sink).unwrap();
     records.iter().for_each(|record| writer.record(record).unwrap());
-    let mut pipe = Pipe { taken: io::Cursor::new(bytes), ..Pipe::default() };
-    super::super::run(&world.pool, &world.mounts, FsRequest::Receive(what), &mut pipe).map(drop)
+    bytes
 }
 
 /// A tree with a clone, snapshots at two moments, names that have changed, properties and holds.

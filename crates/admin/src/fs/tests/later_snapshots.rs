@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_pool::send_stream::{Record, SentProperty, SnapshotHead};
 
-use super::forged_streams::{receive_as, send, source};
+use super::forged_streams::{receive_as, receive_while, send, source};
 use super::*;
 
 /// How long the receiver may take for a stream that names very many file systems.
@@ -248,6 +248,41 @@ fn what_is_left_out_of_a_difference_stays_as_it_was_set_here() {
     receive_as(&world, &first, into()).unwrap();
     receive_as(&world, &later, except()).unwrap();
     assert_eq!(world.value("t/in", "compression").0.as_deref(), Some("zstd-3"));
+}
+
+#[test]
+fn what_is_set_or_inherited_during_a_transfer_counts() {
+    let [first, later] = streams(&[("compression", "lz4")], &[("compression", "off"), ("setuid", "on")]);
+    let except = || ToReceive { except: vec!["compression".to_owned()], ..into() };
+    let received = |world: &World, what, meanwhile| {
+        let done = || drop(world.ok(meanwhile));
+        receive_while(world, &later, what, done).unwrap();
+    };
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    received(&world, except(), set("t/in", "compression", "zstd"));
+    assert_eq!(world.value("t/in", "compression").0.as_deref(), Some("zstd"));
+    // What was set before is not any more: the value of the stream does not hold.
+    let world = World::new();
+    receive_as(&world, &first, into()).unwrap();
+    world.ok(set("t", "compression", "zstd-3"));
+    world.ok(set("t/in", "compression", "zstd"));
+    let revert = FsRequest::Set(ToSet {
+        names: vec!["t/in".to_owned()],
+        properties: vec![("compression".to_owned(), NewValue::Received)],
+        ..ToSet::default()
+    });
+    received(&world, except(), revert);
+    assert_eq!(world.value("t/in", "compression").0.as_deref(), Some("zstd-3"));
+    // Forbidden above meanwhile: programs of the stream do not get rights by it.
+    if rustix::process::geteuid().is_root() {
+        let world = World::new();
+        let allowed = vec![("setuid".to_owned(), "on".to_owned())];
+        receive_as(&world, &first, ToReceive { properties: allowed, ..into() }).unwrap();
+        world.ok(inherit("t/in", "setuid", false));
+        received(&world, into(), set("t", "setuid", "off"));
+        assert_eq!(world.value("t/in", "setuid").0.as_deref(), Some("off"));
+    }
 }
 
 #[test]

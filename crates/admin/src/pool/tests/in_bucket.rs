@@ -260,27 +260,44 @@ fn a_commit_waits_for_a_store_that_reads_nothing_for_a_while() {
     assert_eq!(pool.suspended(), None);
 }
 
-/// Nothing waits for room: the command ends, and says whether the pool is destroyed.
+/// Nothing waits for room, and the mark of a destroyed pool is put where a young pool has hardly anything to delete.
 #[test]
-fn the_destruction_of_a_pool_in_a_full_bucket_ends() {
+fn a_pool_in_a_full_bucket_is_destroyed() {
+    for commits in [1, 5, 20] {
+        let bucket = Arc::new(MemoryBucket::new(1, 0));
+        let pool = made(&bucket);
+        pool.failing.set("wait");
+        for number in 0..commits {
+            write(&pool, &format!("file{number}"), 100_000);
+            ask(&pool, PoolRequest::Sync).unwrap();
+        }
+        bucket.limit(Some(bucket.size()));
+        write(&pool, "more", 1000);
+        let done = ask(&pool, PoolRequest::Destroy { force: true });
+        assert!(matches!(done, Ok(PoolAnswer::Done)), "{commits}: {done:?}");
+        assert_eq!(find(&*bucket).unwrap().unwrap().state, PoolState::Destroyed, "{commits}");
+        pool.erase(&mut Silent).unwrap();
+        assert_eq!(bucket.keys(), Vec::<String>::new(), "{commits}");
+    }
+}
+
+#[test]
+fn the_destruction_of_a_pool_waits_for_a_store_that_is_away_for_a_while() {
     let bucket = Arc::new(MemoryBucket::new(1, 0));
     let pool = made(&bucket);
     pool.failing.set("wait");
-    for number in 0..5 {
-        write(&pool, &format!("file{number}"), 100_000);
-        ask(&pool, PoolRequest::Sync).unwrap();
-    }
-    bucket.limit(Some(bucket.size()));
-    write(&pool, "more", 1000);
-    let is_destroyed = match ask(&pool, PoolRequest::Destroy { force: true }).unwrap() {
-        PoolAnswer::Done => true,
-        PoolAnswer::NotDestroyed => false,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(find(&*bucket).unwrap().unwrap().state == PoolState::Destroyed, is_destroyed);
-    bucket.limit(None);
-    pool.erase(&mut Silent).unwrap();
-    assert_eq!(bucket.keys().is_empty(), is_destroyed);
+    write(&pool, "file", 1000);
+    ask(&pool, PoolRequest::Sync).unwrap();
+    write(&pool, "file", 2000);
+    bucket.refuse(Some("roots/"));
+    std::thread::scope(|threads| {
+        let destroy = threads.spawn(|| ask(&pool, PoolRequest::Destroy { force: true }));
+        until_waiting(&pool.failing, &destroy);
+        bucket.refuse(None);
+        let done = until_done(&pool.failing, destroy);
+        assert!(matches!(done, Ok(PoolAnswer::Done)), "{done:?}");
+    });
+    assert_eq!(find(&*bucket).unwrap().unwrap().state, PoolState::Destroyed);
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) fn leave(office: &Office) -> Result<(), Failure> {
 pub(super) fn undo(office: &Office) -> Result<(), Failure> {
     let _changing = office.imported.changing.lock();
     let unmounted = fs::leave_all(&*office.mounts);
-    known::forget(office.imported.store.identity().pool);
+    known::forget(office.imported.store.identity().pool, &office.imported.places());
     let destroyed = office.imported.destroy().map_err(Refusal::from).and_then(|()| office.imported.erase(&mut Silent));
     destroyed.and(unmounted).map_err(|refusal| client::failure(&refusal))
 }
@@ -56,7 +56,7 @@ pub(super) fn end(office: &Office, notes: &mut dyn Progress) -> Result<(), Refus
     let erased = imported.erase(notes);
     if erased.is_ok() && !office.copy {
         let forgotten = fusewire::apart(|| {
-            known::forget(identity.pool);
+            known::forget(identity.pool, &imported.places());
             Ok(())
         });
         if let Err(error) = forgotten {

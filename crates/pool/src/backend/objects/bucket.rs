@@ -373,6 +373,7 @@ impl Bucket for MemoryBucket {
     }
 
     fn put(&self, key: &str, body: &[u8]) -> io::Result<()> {
+        self.check_room(key, body)?;
         self.request(|of| &mut of.puts, |state| drop(state.objects.insert(key.to_owned(), body.to_vec())))
     }
 

@@ -3,7 +3,9 @@
 //! Caller: [`Objects`]. Invariant: a segment is deleted [`READABLE`] seconds after the first root of this writer that
 //! does not name it, and only if a list made after that shows no newer root.
 
-use super::{Objects, READABLE, REMOVED_AT_ONCE, Result, SWEEP, TOGETHER, attempt, in_parallel, segment_key};
+use super::{
+    Objects, READABLE, REMOVED_AT_ONCE, Result, SWEEP, TOGETHER, attempt, in_parallel, is_full, make, segment_key,
+};
 use crate::label::{Place, Root};
 
 /// A segment that is to be deleted.
@@ -47,9 +49,25 @@ impl Objects {
         last.map_or(Ok(true), |(generation, _)| self.has_previous(generation, nonce))
     }
 
+    /// Creates the mark of a destroyed pool, an identity; returns `false` where another object of this name exists. In a
+    /// full bucket, what the newest root does not need is deleted first. A young pool has less of that than a mark takes:
+    /// then the mark is written without the zeros at its end.
+    pub(super) fn make_mark(&self, key: &str, mark: &[u8]) -> Result<bool> {
+        let length = mark.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let short = mark.get(..length).unwrap_or(mark);
+        let mut made = make(&*self.bucket, key, mark);
+        for (roots, body) in [(false, mark), (true, mark), (true, short)] {
+            if !made.as_ref().is_err_and(is_full) || !self.make_last_room(roots)? {
+                break;
+            }
+            made = make(&*self.bucket, key, body);
+        }
+        made
+    }
+
     /// Deletes what the newest root does not need, whatever its retention time: segments, or `roots`. For a pool that is
     /// to be marked as destroyed; returns `false` where its newest root is not this writer's.
-    pub(super) fn make_last_room(&self, roots: bool) -> Result<bool> {
+    fn make_last_room(&self, roots: bool) -> Result<bool> {
         let Some((generation, _)) = self.state.lock().last else { return Ok(false) };
         if self.has_newer(generation)? || !self.has_own_root()? {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Root records as objects: their encoding, and reading them.
+//! Root records as objects: their encoding, and reading them; reading identities.
 //!
 //! Callers: [`Objects`](super::Objects) and its submodules. Invariant: an object counts as damaged only if several
 //! replies in a row are: a single reply that was damaged in transit would cost whole states.
@@ -8,7 +8,7 @@ use super::{Result, attempt};
 use crate::checksum;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
-use crate::label::Root;
+use crate::label::{Identity, Root};
 
 /// Number of damaged replies before the object counts as damaged.
 const READINGS: usize = 3;
@@ -62,6 +62,13 @@ impl RootBody {
         let root = Root::decode(record)?;
         Ok(Self { root, epoch: from.u32()?, log: from.u32()?, time: from.u64()?, nonce: from.u64()?, host })
     }
+}
+
+/// Decodes an identity; the mark of a destroyed pool may lack the zeros at its end.
+pub(super) fn decode_identity(body: &[u8]) -> Result<Identity> {
+    let mut whole = body.to_vec();
+    whole.resize(whole.len().max(Identity::LENGTH), 0);
+    Identity::decode(&whole)
 }
 
 /// Reads an object until a reply can be decoded, or several in a row cannot; `None` where it does not exist.

@@ -15,8 +15,7 @@
 
 use super::epochs::{CLAIMS, claimed_epoch};
 use super::log::is_block;
-use super::{KEPT, Objects, Result, RootBody, attempt, own_keys, read_whole};
-use crate::label::Identity;
+use super::{KEPT, Objects, Result, RootBody, attempt, decode_identity, own_keys, read_whole};
 
 /// Number of epochs whose fences stay: a root of some KiB and a seal of some bytes for each import.
 const FENCED: u64 = 256;
@@ -164,7 +163,7 @@ impl Objects {
         let keys = own_keys(&*self.bucket, "pool/", "")?;
         let later = keys.iter().skip(2);
         for (key, next) in keys.iter().skip(1).zip(later) {
-            let Some(Ok(identity)) = read_whole(&*self.bucket, "reading", next, Identity::decode)? else { break };
+            let Some(Ok(identity)) = read_whole(&*self.bucket, "reading", next, decode_identity)? else { break };
             if identity.time.saturating_add(KEPT) >= now {
                 break;
             }
