@@ -86,6 +86,7 @@ pub mod catalog;
 pub mod checksum;
 pub mod codec;
 pub mod compress;
+pub mod crypt;
 pub mod deadlist;
 pub mod device;
 pub mod engine;
