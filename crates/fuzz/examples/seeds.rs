@@ -210,6 +210,7 @@ impl Frames for Written {
             kind: frame.kind,
             compression: Compression::Off,
             checksum_kind: ChecksumKind::Xxh3,
+            pin: 0,
             birth: frame.birth,
             checksum: [0; 16],
         })

@@ -61,6 +61,7 @@ fn pointer(index: u32, kind: FrameKind, birth: Txg) -> Pointer {
         kind,
         compression: Compression::Off,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth,
         checksum: [0; 16],
     }

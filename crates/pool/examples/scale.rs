@@ -187,6 +187,7 @@ fn most_list_frames() -> u64 {
         kind: FrameKind::Table,
         compression: Compression::Off,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(1 << 40),
         checksum: [1; 16],
     };

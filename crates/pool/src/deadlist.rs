@@ -91,7 +91,9 @@ pub struct Dead {
     pub index: u32,
     /// As [`Pointer::charged`], bytes.
     pub charged: u64,
-    /// As [`Pointer::logical`], bytes.
+    /// As [`Pointer::owner_charge`], bytes; in entries of deadlists, which no inode is charged for, as `charged`.
+    pub owner_charge: u64,
+    /// As [`Pointer::counted_logical`], bytes.
     pub logical: u32,
     /// Birth of the row's reference: [`Pointer::birth`], or later if the row shares the frame with
     /// another row that has it from its birth.
@@ -108,7 +110,8 @@ impl Dead {
             segment: pointer.segment,
             index: pointer.index,
             charged: pointer.charged(),
-            logical: pointer.logical,
+            owner_charge: pointer.owner_charge(),
+            logical: pointer.counted_logical(),
             birth: pointer.birth,
             shared,
         }
@@ -130,7 +133,7 @@ impl Dead {
         let birth = Txg(from.varint()?);
         let charged =
             (units >> 1).checked_mul(Pointer::UNIT.into()).ok_or_else(|| damaged("the length of a dead frame"))?;
-        Ok(Self { segment, index, charged, logical, birth, shared: units & 1 != 0 })
+        Ok(Self { segment, index, charged, owner_charge: charged, logical, birth, shared: units & 1 != 0 })
     }
 }
 

@@ -147,6 +147,9 @@ pub trait Storage: Frames {
     /// A device that fails.
     fn allow_folding(&self, time: u64) -> Result<(), PoolError>;
 
+    /// Whether frames of the pool may be sealed (encrypted).
+    fn is_sealed(&self) -> bool;
+
     /// Does one step of the store's maintenance: cleans about `budget` bytes of segments and
     /// returns freed segment slots to their devices.
     ///

@@ -19,6 +19,8 @@ pub enum Damage {
     Header,
     /// Compressed content that does not decompress to the length in the pointer.
     Compression,
+    /// Sealed content that its key does not open: another key, or changed on purpose.
+    Seal,
     /// A structure with impossible fields; the text names it.
     Structure(&'static str),
 }
@@ -29,6 +31,7 @@ impl fmt::Display for Damage {
             Self::Checksum => f.write_str("the checksum does not fit"),
             Self::Header => f.write_str("the frame's header is not the expected one"),
             Self::Compression => f.write_str("the compressed content does not unpack"),
+            Self::Seal => f.write_str("the seal of the encrypted content does not fit"),
             Self::Structure(what) => f.write_str(what),
         }
     }

@@ -509,7 +509,7 @@ impl<T: Table> Files<T> {
 
     fn count_written(&self, pointer: &Pointer) {
         self.written.fetch_add(pointer.charged(), Ordering::Relaxed);
-        self.written_logical.fetch_add(pointer.logical.into(), Ordering::Relaxed);
+        self.written_logical.fetch_add(pointer.counted_logical().into(), Ordering::Relaxed);
     }
 
     /// Begins an operation: waits while memory holds too much, then holds the open txg open. Not to

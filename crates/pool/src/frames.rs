@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::error::{Damage, PoolError};
+use crate::frame::Sealer;
 use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
 
 /// Stream of a write, which selects the open segment: frames with similar lifetimes share segments (see "cleaning" in
@@ -87,6 +88,18 @@ pub struct Compressed {
     pub(crate) pointer: Pointer,
     /// The compressed bytes; `None` where the content is stored uncompressed.
     pub(crate) stored: Option<Vec<u8>>,
+    /// The fields of a sealed frame's header; `None` for other frames.
+    pub(crate) sealed: Option<SealedHeader>,
+}
+
+/// Fields of a sealed frame's header, which has the masked owner instead of the one in [`NewFrame`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SealedHeader {
+    pub(crate) sealer: Sealer,
+    /// The masked inode.
+    pub(crate) object: u64,
+    /// The masked offset.
+    pub(crate) offset: u64,
 }
 
 /// A request to read a frame into a buffer.
@@ -126,6 +139,20 @@ pub trait Frames: Send + Sync {
     /// # Errors
     /// [`PoolError::Frame`] for a damaged frame, [`PoolError::Device`].
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError>;
+
+    /// Reads a frame as [`Self::read`], from the copy whose bytes `is_right` accepts, and repairs the others from it:
+    /// after the bytes that [`Self::read`] returned have turned out to be forged, although their checksum is right.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`Damage::Seal`] where no copy is accepted.
+    fn read_accepted(
+        &self,
+        pointer: &Pointer,
+        is_right: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Arc<[u8]>, PoolError> {
+        let content = self.read(pointer)?;
+        if is_right(&content) { Ok(content) } else { Err(PoolError::Frame { pointer: *pointer, damage: Damage::Seal }) }
+    }
 
     /// Reads several frames into their buffers, each as long as its frame's content. For streams: frames are not
     /// cached by that.

@@ -55,6 +55,9 @@ pub enum ChecksumKind {
     Xxh3 = 1,
     /// The first 16 bytes of BLAKE3.
     Blake3 = 2,
+    /// None: the frame is sealed (encrypted and authenticated), and a random frame id is in the checksum's place. The
+    /// stored bytes begin with a hash of their own ([`crate::frame::stored`]).
+    Sealed = 3,
 }
 
 macro_rules! from_byte {
@@ -73,7 +76,7 @@ macro_rules! from_byte {
 }
 from_byte!(FrameKind, "unknown kind of frame", 1 => Self::Data, 2 => Self::Leaf, 3 => Self::Inner, 4 => Self::Value, 5 => Self::Table);
 from_byte!(Compression, "unknown compression", 0 => Self::Off, 1 => Self::Lz4, 2 => Self::Zstd);
-from_byte!(ChecksumKind, "unknown checksum", 1 => Self::Xxh3, 2 => Self::Blake3);
+from_byte!(ChecksumKind, "unknown checksum", 1 => Self::Xxh3, 2 => Self::Blake3, 3 => Self::Sealed);
 
 /// Name of a frame, and its expected properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,10 +97,12 @@ pub struct Pointer {
     pub compression: Compression,
     /// The checksum function.
     pub checksum_kind: ChecksumKind,
+    /// Ordinal of the key generation under which a sealed frame was written first; 0 for other frames.
+    pub pin: u8,
     /// The txg in which the frame was written.
     pub birth: Txg,
     /// Checksum of the content (not of the stored bytes), so that a frame can be recompressed without changing its
-    /// pointer.
+    /// pointer; of a sealed frame its id.
     pub checksum: [u8; 16],
 }
 
@@ -108,6 +113,37 @@ impl Pointer {
     pub const UNIT: u32 = 16;
     /// Length of the header before each frame's stored bytes.
     pub const HEADER: u32 = 80;
+    /// Minimum length of a sealed frame's stored bytes.
+    pub const SEALED_LEAST: u32 = 80;
+    /// Length of a sealed frame without children in addition to its content, bytes. Owners are not charged for it.
+    pub const SEALED_ADDED: u64 = 64;
+
+    /// Whether the frame is sealed: the store knows its stored bytes only.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.checksum_kind == ChecksumKind::Sealed
+    }
+
+    /// Length of the bytes that the store returns for this frame: the content, or the stored bytes of a sealed frame.
+    #[must_use]
+    pub fn content_length(&self) -> u32 {
+        if self.is_sealed() { self.stored } else { self.logical }
+    }
+
+    /// The length of the content in sums (`logicalused`, deadlists) and in frame headers: of a sealed frame it is
+    /// rounded up to 16, as everybody without the key knows it.
+    #[must_use]
+    pub fn counted_logical(&self) -> u32 {
+        if self.is_sealed() { self.logical.checked_next_multiple_of(16).unwrap_or(u32::MAX) } else { self.logical }
+    }
+
+    /// Space that an inode and its owners are charged for the frame: [`Self::charged`] of the same frame in the clear.
+    #[must_use]
+    pub fn owner_charge(&self) -> u64 {
+        let is_content = matches!(self.kind, FrameKind::Data | FrameKind::Value);
+        let added = if self.is_sealed() && is_content { Self::SEALED_ADDED } else { 0 };
+        self.charged().saturating_sub(added)
+    }
 
     /// Space that the frame uses in its segment, and that its owner is charged: header and stored bytes, rounded up
     /// to the unit. Bytes.
@@ -126,7 +162,7 @@ impl Pointer {
         to.u8(self.kind as u8);
         to.u8(self.compression as u8);
         to.u8(self.checksum_kind as u8);
-        to.u8(0);
+        to.u8(self.pin);
         to.u64(self.birth.0);
         to.bytes(&self.checksum);
     }
@@ -140,11 +176,9 @@ impl Pointer {
             (from.u32()?, from.u32()?, from.u32()?, from.u32()?, from.u32()?);
         let (kind, compression, checksum_kind) =
             (from.u8()?.try_into()?, from.u8()?.try_into()?, from.u8()?.try_into()?);
-        if from.u8()? != 0 {
-            return Err(PoolError::Format(Damage::Structure("reserved byte of a pointer")));
-        }
+        let pin = from.u8()?;
         let birth = Txg(from.u64()?);
-        Ok(Self {
+        let pointer = Self {
             segment,
             index,
             offset,
@@ -153,9 +187,23 @@ impl Pointer {
             kind,
             compression,
             checksum_kind,
+            pin,
             birth,
             checksum: from.array()?,
-        })
+        };
+        pointer.check_seal()?;
+        Ok(pointer)
+    }
+
+    /// Checks that the fields fit the kind of checksum.
+    pub(crate) fn check_seal(&self) -> Result<(), PoolError> {
+        let is_possible = if self.is_sealed() {
+            let is_length = self.stored >= Self::SEALED_LEAST && self.stored.is_multiple_of(Self::UNIT);
+            self.pin != 0 && self.compression == Compression::Off && self.kind != FrameKind::Table && is_length
+        } else {
+            self.pin == 0
+        };
+        if is_possible { Ok(()) } else { Err(PoolError::Format(Damage::Structure("impossible seal of a frame"))) }
     }
 }
 
@@ -179,6 +227,7 @@ mod tests {
                 kind: kind.try_into().unwrap(),
                 compression: Compression::Zstd,
                 checksum_kind: ChecksumKind::Blake3,
+                pin: 0,
                 birth: Txg(birth),
                 checksum,
             };
@@ -193,7 +242,47 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_pointer_or_an_error(bytes: Vec<u8>) {
+        fn sealed_pointers_survive_and_others_are_refused(logical in 1..u32::MAX / 2, units in 5u32..1 << 20, id: [u8; 16], pin in 1u8.., kind in 1u8..=4) {
+            let pointer = Pointer {
+                segment: 1, index: 2, offset: 3, stored: units * 16, logical,
+                kind: kind.try_into().unwrap(),
+                compression: Compression::Off,
+                checksum_kind: ChecksumKind::Sealed,
+                pin,
+                birth: Txg(4),
+                checksum: id,
+            };
+            let read = |pointer: Pointer| {
+                let mut writer = Writer::default();
+                pointer.encode(&mut writer);
+                Pointer::decode(&mut Reader::new(&writer.finish()))
+            };
+            prop_assert_eq!(read(pointer).unwrap(), pointer);
+            prop_assert_eq!(pointer.content_length(), units * 16);
+            prop_assert!(pointer.counted_logical().is_multiple_of(16) && pointer.counted_logical() - logical < 16);
+            prop_assert_eq!(pointer.charged() - pointer.owner_charge(), if kind == 1 || kind == 4 { 64 } else { 0 });
+            for wrong in [
+                Pointer { pin: 0, ..pointer },
+                Pointer { compression: Compression::Lz4, ..pointer },
+                Pointer { kind: FrameKind::Table, ..pointer },
+                Pointer { stored: pointer.stored + 8, ..pointer },
+                Pointer { stored: 64, ..pointer },
+                Pointer { checksum_kind: ChecksumKind::Xxh3, ..pointer },
+            ] {
+                prop_assert!(read(wrong).is_err(), "{:?}", wrong);
+            }
+            let plain = Pointer { checksum_kind: ChecksumKind::Blake3, pin: 0, ..pointer };
+            prop_assert_eq!(read(plain).unwrap(), plain);
+            prop_assert_eq!((plain.content_length(), plain.counted_logical(), plain.owner_charge()), (logical, logical, plain.charged()));
+        }
+
+        #[test]
+        fn any_bytes_are_a_pointer_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..100), kinds in 0u8..32, seal in 0u8..4) {
+            let mut bytes = bytes;
+            // With kinds that exist, so that the other fields are validated.
+            if let Some(part) = bytes.get_mut(20..24) {
+                part.copy_from_slice(&[kinds % 8, 0, seal, if seal == 3 { kinds / 8 } else { 0 }]);
+            }
             let mut reader = Reader::new(&bytes);
             if let Ok(pointer) = Pointer::decode(&mut reader) {
                 let mut writer = Writer::default();

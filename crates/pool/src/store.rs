@@ -58,11 +58,10 @@ pub use watch::Damaged;
 
 use self::blame::Reading;
 use crate::backend::{Backend, Disks, SegmentAt, Sources};
-use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
-use crate::frame::Header;
-use crate::frames::{Compressed, Frames, NewFrame, Reach, Wanted, WriteStream};
+use crate::frame::{Header, Sealer, stored};
+use crate::frames::{Compressed, Frames, NewFrame, Owner, Reach, Wanted, WriteStream};
 use crate::label::{Identity, LogStart, Place, Root};
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
@@ -97,6 +96,8 @@ pub struct Store {
     appenders: appenders::Appenders,
     /// New file systems use the ordered name hash, by which names with neighbouring numbers are adjacent.
     ordered_names: AtomicBool,
+    /// Frames may be sealed (encrypted).
+    sealed_frames: AtomicBool,
     /// Segments that hold tree nodes among relocated file content.
     mixed: ditto::Mixed,
     committed: Mutex<Committed>,
@@ -204,6 +205,17 @@ impl Frames for Store {
         }
     }
 
+    fn read_accepted(&self, pointer: &Pointer, is_right: &mut dyn FnMut(&[u8]) -> bool) -> Result<Arc<[u8]>> {
+        let mut place = self.find(pointer)?;
+        loop {
+            let read = self.read_accepted_at(pointer, &place, is_right);
+            match (read, self.find(pointer)?) {
+                (Err(_), now) if now != place => place = now,
+                (read, at) => return read.inspect_err(|error| self.report(pointer, &at, error, false)),
+            }
+        }
+    }
+
     fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
         self.read_wanted(wanted)
     }
@@ -267,6 +279,7 @@ impl Frames for Store {
 
     fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer> {
         self.accepts_frames()?;
+        self.check_sealed(compressed)?;
         self.put(frame, compressed)
     }
 }
@@ -280,10 +293,10 @@ impl Store {
     /// Reads the content of a frame at a location, from copy or reconstruction `way`; a damaged reading is kept in
     /// `kept`.
     fn read_at(&self, pointer: &Pointer, place: &Location, way: Way, kept: &mut Reading) -> Result<Arc<[u8]>> {
-        if u64::from(pointer.logical) > self.longest {
+        if u64::from(pointer.content_length()) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
-        let mut content: Arc<[u8]> = std::iter::repeat_n(0, pointer.logical as usize).collect();
+        let mut content: Arc<[u8]> = std::iter::repeat_n(0, pointer.content_length() as usize).collect();
         let Some(target) = Arc::get_mut(&mut content) else {
             return Err(PoolError::Format(Damage::Structure("a shared buffer")));
         };
@@ -291,17 +304,20 @@ impl Store {
         Ok(content)
     }
 
-    /// Fills a buffer of the content's length from a frame at a location; a damaged reading is kept in `kept`.
+    /// Fills a buffer of [`Pointer::content_length`] from a frame at a location; a damaged reading is kept in `kept`.
     fn fill(&self, pointer: &Pointer, place: &Location, way: Way, target: &mut [u8], kept: &mut Reading) -> Result<()> {
         let length = pointer.stored as usize;
         if u64::from(pointer.stored) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
-        let has_checksum = |content: &[u8]| checksum::content(pointer.checksum_kind, content) == pointer.checksum;
+        if pointer.is_sealed() && !self.is_sealed() {
+            let damage = Damage::Structure("a sealed frame in a pool without encryption");
+            return Err(PoolError::Frame { pointer: *pointer, damage });
+        }
         let damage = if pointer.compression == Compression::Off {
             if length == target.len() {
                 self.read_stored_at(pointer, place, way, target, &mut kept.sources)?;
-                let damage = (!has_checksum(target)).then_some(Damage::Checksum);
+                let damage = stored::verify(pointer, target);
                 kept.stored.extend_from_slice(if damage.is_some() { target } else { &[] });
                 damage
             } else {
@@ -312,16 +328,11 @@ impl Store {
                 if buffer.len() < length {
                     buffer.resize(length, 0);
                 }
-                let stored = buffer.get_mut(..length).unwrap_or_default();
-                let damage = self.read_stored_at(pointer, place, way, stored, &mut kept.sources).map(|()| {
-                    if !compress::decompress(pointer.compression, stored, target) {
-                        Some(Damage::Compression)
-                    } else {
-                        (!has_checksum(target)).then_some(Damage::Checksum)
-                    }
-                });
+                let bytes = buffer.get_mut(..length).unwrap_or_default();
+                let read = self.read_stored_at(pointer, place, way, bytes, &mut kept.sources);
+                let damage = read.map(|()| stored::unpack(pointer, bytes, target));
                 if let Ok(Some(_)) = damage {
-                    kept.stored.extend_from_slice(stored);
+                    kept.stored.extend_from_slice(bytes);
                 }
                 compress::forget_much(buffer);
                 damage
@@ -349,9 +360,17 @@ impl Store {
                 return Err(PoolError::Refused("this stream is the store's own".to_owned()));
             }
         };
-        let pointer = Pointer { birth: frame.birth, ..compressed.pointer };
+        let logical = compressed.pointer.logical;
+        let counted = compressed.pointer.counted_logical();
+        let pointer = Pointer { birth: frame.birth, logical: counted, ..compressed.pointer };
         let stored = compressed.stored.as_deref().unwrap_or(frame.content);
-        let header = Header { pointer, owner: frame.owner };
+        let header = match &compressed.sealed {
+            None => Header { pointer, owner: frame.owner, sealer: Sealer::default() },
+            Some(sealed) => {
+                let owner = Owner { dataset: frame.owner.dataset, object: sealed.object, offset: sealed.offset };
+                Header { pointer, owner, sealer: sealed.sealer }
+            }
+        };
         let charged = pointer.charged();
         let claim = if frame.stream == WriteStream::Data { Claim::Accepted } else { Claim::Metadata };
         match self.admit(charged, claim) {
@@ -365,7 +384,7 @@ impl Store {
         if frame.stream.is_metadata() {
             self.count_place(written.segment, charged);
         }
-        Ok(written)
+        Ok(Pointer { logical, ..written })
     }
 }
 

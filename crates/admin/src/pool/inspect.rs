@@ -172,14 +172,15 @@ fn stream_name(stream: WriteStream) -> &'static str {
 }
 
 fn frames(pool: &Imported, segment: u32, lines: &mut ResultLines<'_>) -> Result<(), Refusal> {
-    let shown = pool.store.inspect(segment, &mut |Header { pointer, owner }, offset, lives| {
-        lines.send(&format!(
-            "{offset:>9}: {pointer}  dataset {} object {} offset {}  {}",
-            owner.dataset,
-            owner.object,
-            owner.offset,
-            if lives { "alive" } else { "dead" }
-        ))
+    let shown = pool.store.inspect(segment, &mut |Header { pointer, owner, sealer }, offset, lives| {
+        let dataset = owner.dataset;
+        let content = if pointer.is_sealed() {
+            format!("sealed, family {} generation {}", sealer.family, sealer.ordinal)
+        } else {
+            format!("object {} offset {}", owner.object, owner.offset)
+        };
+        let state = if lives { "alive" } else { "dead" };
+        lines.send(&format!("{offset:>9}: {pointer}  dataset {dataset} {content}  {state}"))
     });
     shown.map_err(|error| Refusal::pool(format!("cannot show segment {segment}"), &error))
 }

@@ -16,7 +16,8 @@ impl Frames for Slow {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Checksum });
         }
         std::thread::yield_now();
-        Ok(vec![pointer.index as u8; pointer.logical as usize].into())
+        let first = if pointer.is_sealed() { pointer.checksum[0] } else { pointer.index as u8 };
+        Ok(vec![first; pointer.logical as usize].into())
     }
 
     fn expect(&self, _: &[Pointer]) {}
@@ -36,6 +37,7 @@ fn pointer(segment: u32, index: u32, logical: u32) -> Pointer {
         kind: FrameKind::Data,
         compression: Compression::Off,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(1),
         checksum: [0; 16],
     }

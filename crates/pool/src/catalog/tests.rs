@@ -17,6 +17,7 @@ fn pointer(segment: u32) -> Pointer {
         kind: FrameKind::Inner,
         compression: Compression::Lz4,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(5),
         checksum: [6; 16],
     }

@@ -56,7 +56,9 @@ proptest! {
 
     #[test]
     fn entries_survive(segment: u32, index: u32, units in 0u64..1 << 40, birth: u64, shared: bool) {
-        let entry = Dead { segment, index, charged: units * 16, logical: index, birth: Txg(birth), shared };
+        let charged = units * 16;
+        let (owner_charge, logical, birth) = (charged, index, Txg(birth));
+        let entry = Dead { segment, index, charged, owner_charge, logical, birth, shared };
         let mut to = Writer::default();
         entry.encode(&mut to);
         prop_assert!(to.len() <= ENTRY_BYTES);
@@ -75,11 +77,12 @@ fn an_entry_is_its_pointer() {
         kind: FrameKind::Data,
         compression: Compression::Off,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(6),
         checksum: [0; 16],
     };
     assert_eq!(
         Dead::of(&pointer, true),
-        Dead { segment: 3, index: 4, charged: 192, logical: 4096, birth: Txg(6), shared: true }
+        Dead { segment: 3, index: 4, charged: 192, owner_charge: 192, logical: 4096, birth: Txg(6), shared: true }
     );
 }

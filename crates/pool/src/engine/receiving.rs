@@ -499,7 +499,7 @@ impl Receiving {
                         compression => {
                             content.resize(frame.logical as usize, 0);
                             compress::decompress(compression, frame.bytes, &mut content)
-                                && checksum::content(frame.checksum_kind, &content) == frame.checksum
+                                && checksum::content(frame.checksum_kind, &content) == Some(frame.checksum)
                         }
                     };
                     if !whole || frame.logical == 0 {

@@ -307,6 +307,9 @@ impl Pool {
                 Fate::Goes => RowOp::Gone { key }.encode(&mut to),
                 Fate::NothingTo(until) => RowOp::Nothing { key, until }.encode(&mut to),
                 Fate::Becomes(value, None) => RowOp::Put { key, value }.encode(&mut to),
+                Fate::Becomes(_, Some(pointer)) if pointer.is_sealed() => {
+                    return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Seal });
+                }
                 Fate::Becomes(value, Some(pointer)) => {
                     let packed = if stored { self.frames.read_stored(pointer)? } else { None };
                     let (compression, bytes) = match &packed {

@@ -74,6 +74,10 @@ impl Storage for Store {
         self.allow_folding(time)
     }
 
+    fn is_sealed(&self) -> bool {
+        self.is_sealed()
+    }
+
     fn tend(&self, budget: u64) -> Result<Work, PoolError> {
         let trimming = self.trim_step()?;
         let cleaned = self.clean_step(budget)?;

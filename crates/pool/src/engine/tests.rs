@@ -91,6 +91,7 @@ impl Frames for MapStorage {
             kind: frame.kind,
             compression: crate::Compression::Off,
             checksum_kind: frame.checksum,
+            pin: 0,
             birth: frame.birth,
             checksum: [0; 16],
         };
@@ -170,6 +171,10 @@ impl Storage for MapStorage {
     /// A map has no labels that other programs could read.
     fn allow_folding(&self, _: u64) -> Result<(), PoolError> {
         Ok(())
+    }
+
+    fn is_sealed(&self) -> bool {
+        false
     }
 
     fn room_before_cleaning(&self) -> u64 {

@@ -544,12 +544,12 @@ impl<T: Table> Files<T> {
             .inspect_err(|_| self.give_back(new.as_ref()))?;
         let mut charged = -(self.drop_patches(patches, edited.number, batch) as i64);
         if let Some(dead) = old {
-            charged -= dead.charged as i64;
+            charged -= dead.owner_charge as i64;
             batch.dead.push(dead);
         }
         match &new {
             Some(extent) => {
-                charged += extent.pointer().map_or(0, |pointer| pointer.charged() as i64);
+                charged += extent.pointer().map_or(0, |pointer| pointer.owner_charge() as i64);
                 batch.written.extend(extent.dead());
                 batch.put(&key, extent.encode());
             }
@@ -767,7 +767,7 @@ fn frames_of(stored: &[(u64, StoredRecord)], patches: &[StoredPatch]) -> Vec<Poi
         let before = frames.len();
         frames.extend(stored_patches::of_record(patches, *record).map(|patch| patch.patch.pointer));
         if let StoredRecord::Frame(pointer) = stored
-            && (frames.len() == before || !is_split(pointer.charged(), pointer.logical as usize))
+            && (frames.len() == before || !is_split(pointer.owner_charge(), pointer.logical as usize))
         {
             frames.insert(before, *pointer);
         }

@@ -120,7 +120,7 @@ impl<T: Table> Files<T> {
             let (freed, complete) = self.collect(&table, number, &mut batch)?;
             drop(table);
             *left = left.saturating_sub(batch.changes().len() as u64 + 2);
-            let bytes: u64 = freed.iter().map(|dead| dead.charged).sum();
+            let bytes: u64 = freed.iter().map(|dead| dead.owner_charge).sum();
             row.charged = row.charged.saturating_sub(bytes);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX).saturating_neg();
             if complete {

@@ -129,7 +129,7 @@ impl<T: Table> Files<T> {
         // The flush reads them and must not fail on damage: the write fails now instead.
         self.stored_patches(&row, number, piece.record, piece.record)?;
         // Blocks are replaced by blocks; a record that is not split may have to be rewritten.
-        let written = if is_split(pointer.charged(), base) { piece.length } else { base };
+        let written = if is_split(pointer.owner_charge(), base) { piece.length } else { base };
         let promised = promise(written, base);
         let needs = Needs::new(promised, piece.length as u64);
         self.admit_over(&row, needs, admit, || self.replaced(&row, number, &range))?;
@@ -206,11 +206,11 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Removes a record's patches; returns the space that they were charged.
+    /// Removes a record's patches; returns the space that the inode was charged for them.
     pub(super) fn drop_patches(&self, patches: Vec<StoredPatch>, inode: u64, batch: &mut Batch) -> u64 {
         let mut charged = 0;
         for StoredPatch { record, number, patch } in patches {
-            charged += patch.pointer.charged();
+            charged += patch.pointer.owner_charge();
             batch.dead.push(Dead::of(&patch.pointer, false));
             batch.remove(&keys::patch(inode, record, number));
         }
@@ -229,11 +229,11 @@ impl<T: Table> Files<T> {
         Ok(there)
     }
 
-    /// Space that the frame of a record's extent is charged.
+    /// Space that the inode is charged for the frame of a record's extent.
     fn charged_for_extent(&self, inode: u64, record: u64) -> Result<u64> {
         let row = self.table.read().get(&keys::extent(inode, record))?;
         let extent = row.as_deref().map(Extent::decode).transpose()?;
-        Ok(extent.and_then(|extent| extent.dead()).map_or(0, |dead| dead.charged))
+        Ok(extent.and_then(|extent| extent.dead()).map_or(0, |dead| dead.owner_charge))
     }
 
     /// Chooses how the parts of a record are stored, so that it uses no more than `1 / spare_share`
@@ -250,7 +250,7 @@ impl<T: Table> Files<T> {
         let (superseded, stay): (Vec<StoredPatch>, Vec<StoredPatch>) =
             there.iter().cloned().partition(|patch| patch.parts().all(|part| buffered.fragments.cover(&part)));
         let frames = if apart { buffered.fragments.len() } else { 1 };
-        let takes = stay.iter().map(|patch| patch.patch.pointer.charged()).sum::<u64>()
+        let takes = stay.iter().map(|patch| patch.patch.pointer.owner_charge()).sum::<u64>()
             + charged
             + bytes as u64
             + frames as u64 * u64::from(Pointer::HEADER);
@@ -378,15 +378,16 @@ impl<T: Table> Files<T> {
                 put_back(edited, patch.record, patch.buffered);
                 continue;
             }
-            let (mut charged, mut next, pieces) = (0, patch.next, patch.pieces());
+            let (mut charged, mut of_owner, mut next, pieces) = (0, 0, patch.next, patch.pieces());
             let freed = self.drop_patches(patch.superseded, number, batch);
             for (pointer, pieces) in pointers.into_iter().zip(pieces) {
                 charged += pointer.charged();
+                of_owner += pointer.owner_charge();
                 batch.put(&keys::patch(number, patch.record, next), Patch { pointer, pieces }.encode());
                 batch.written.push(Dead::of(&pointer, false));
                 next += 1;
             }
-            self.charge(edited, charged as i64 - freed as i64, batch);
+            self.charge(edited, of_owner as i64 - freed as i64, batch);
             self.became(txg, &edited.row, &patch.buffered, charged);
         }
         Ok(outcome?)

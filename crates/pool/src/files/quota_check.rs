@@ -450,7 +450,7 @@ impl<T: Table> Files<T> {
             let keys::Key::Extent { record, .. } = keys::Key::decode(key)? else { return Ok(true) };
             match Extent::decode(value)? {
                 Extent::Frame(pointer) => {
-                    let is_split = is_split(pointer.charged(), pointer.logical as usize);
+                    let is_split = is_split(pointer.owner_charge(), pointer.logical as usize);
                     if !is_split || stored_patches::of_record(&patches, record).next().is_none() {
                         free(&pointer, record << shift, pointer.logical.into());
                     }

@@ -277,7 +277,7 @@ impl<T: Table> Files<T> {
     /// Any other row; a file is charged for the frame that it references.
     fn note_row(&self, arriving: &mut Arriving<'_>, key: &Key, op: &RowOp<'_>, old: Option<Vec<u8>>) -> Result<()> {
         let dead = old.map_or(Ok(None), |row| dead_of(op.key(), &row))?;
-        let mut charged = dead.as_ref().map_or(0, |dead| -(dead.charged as i64));
+        let mut charged = dead.as_ref().map_or(0, |dead| -(dead.owner_charge as i64));
         arriving.batch.dead.extend(dead);
         match op {
             RowOp::Gone { key } => arriving.batch.remove(key),
@@ -288,7 +288,7 @@ impl<T: Table> Files<T> {
             }
             RowOp::Framed { key, pieces, .. } => {
                 let pointer = arriving.pointers.next().ok_or_else(|| damaged("a frame that was not written"))?;
-                charged = charged.saturating_add(pointer.charged() as i64);
+                charged = charged.saturating_add(pointer.owner_charge() as i64);
                 arriving.batch.put(key, framed(key, pieces, pointer)?);
             }
         }
@@ -345,8 +345,9 @@ fn new_frame<'a>(
         kind,
         compression: sent.compression,
         checksum_kind: sent.checksum_kind,
+        pin: 0,
         birth,
         checksum: sent.checksum,
     };
-    (frame, Some(Compressed { pointer, stored: None }))
+    (frame, Some(Compressed { pointer, stored: None, sealed: None }))
 }

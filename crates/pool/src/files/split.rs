@@ -181,7 +181,7 @@ impl<T: Table> Files<T> {
             let pieces = vec![(part.start as u32, part.len() as u32)];
             batch.put(&keys::patch(number, record, next), Patch { pointer, pieces }.encode());
             batch.written.push(Dead::of(&pointer, false));
-            self.charge(edited, pointer.charged() as i64, batch);
+            self.charge(edited, pointer.owner_charge() as i64, batch);
             charged += pointer.charged();
         }
         edited.activate().frames_in = txg;
@@ -231,6 +231,7 @@ mod tests {
             kind: FrameKind::Data,
             compression: Compression::Off,
             checksum_kind: ChecksumKind::Xxh3,
+            pin: 0,
             birth: Txg(1),
             checksum: [0; 16],
         };

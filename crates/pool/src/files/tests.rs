@@ -177,6 +177,7 @@ impl Frames for MapFrames {
             kind: frame.kind,
             compression: crate::Compression::Off,
             checksum_kind: frame.checksum,
+            pin: 0,
             birth: frame.birth,
             checksum: [0; 16],
         })

@@ -180,7 +180,7 @@ impl<T: Table> Files<T> {
         (old, charged): (Option<Pointer>, u64),
         mut batch: Batch,
     ) -> Result<()> {
-        let change = charged as i64 - old.as_ref().map_or(0, Pointer::charged) as i64;
+        let change = charged as i64 - old.as_ref().map_or(0, Pointer::owner_charge) as i64;
         edited.row.charged = edited.row.charged.saturating_add_signed(change);
         edited.row.changed = (self.clock)();
         edited.put_row(&mut batch);
@@ -245,6 +245,6 @@ impl<T: Table> Files<T> {
         }
         batch.put(&key, Xattr::Frame(pointer).encode());
         batch.written.push(Dead::of(&pointer, false));
-        Ok(pointer.charged())
+        Ok(pointer.owner_charge())
     }
 }

@@ -78,6 +78,7 @@ fn pointer(segment: u32) -> Pointer {
         kind: FrameKind::Table,
         compression: Compression::Off,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(7),
         checksum: [9; 16],
     }
@@ -170,6 +171,20 @@ fn a_newer_format_is_refused_in_words() {
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
     assert!(error.to_string().contains("features that this program does not know: 0x100"), "{error}");
+}
+
+/// The bit of unfinished encryption is known to this version; programs without it refuse the pool, as this one refuses
+/// its neighbour.
+#[test]
+fn a_pool_with_sealed_frames_is_refused_by_programs_that_do_not_know_them() {
+    let with = |bit: u64| {
+        let identity = identity(1);
+        Identity { incompatible: identity.incompatible | bit, ..identity }
+    };
+    let sealed = with(Identity::UNFINISHED_ENCRYPTION);
+    assert_eq!(Identity::decode(&sealed.encode().unwrap()).unwrap(), sealed);
+    let error = Identity::decode(&with(1 << 61).encode().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("0x2000000000000000"), "{error}");
 }
 
 #[test]

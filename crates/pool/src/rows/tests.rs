@@ -60,6 +60,7 @@ fn frame(kind: FrameKind, logical: u32) -> Pointer {
         kind,
         compression: Compression::Lz4,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(5),
         checksum: [3; 16],
     }
@@ -267,6 +268,7 @@ fn patches_survive_and_nonsense_is_refused() {
         kind: FrameKind::Data,
         compression: Compression::Lz4,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(5),
         checksum: [6; 16],
     };

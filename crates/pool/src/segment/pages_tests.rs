@@ -194,6 +194,7 @@ fn nodes_and_lists_come_back() {
         kind: crate::pointer::FrameKind::Table,
         compression: crate::pointer::Compression::Off,
         checksum_kind: crate::pointer::ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(5),
         checksum: [6; 16],
     };

@@ -417,6 +417,7 @@ impl AppenderState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::Sealer;
     use crate::frames::Owner;
     use crate::label::SlotAddress;
     use crate::pointer::{ChecksumKind, Compression, FrameKind};
@@ -433,10 +434,11 @@ mod tests {
             kind: FrameKind::Data,
             compression: Compression::Off,
             checksum_kind: ChecksumKind::Xxh3,
+            pin: 0,
             birth: Txg(birth),
             checksum: [0; 16],
         };
-        Header { pointer, owner: Owner::default() }
+        Header { pointer, owner: Owner::default(), sealer: Sealer::default() }
     }
 
     #[test]
@@ -455,7 +457,7 @@ mod tests {
                 (7, at as u32, image.len() as u64)
             );
             names.push(pointer);
-            image.extend(Header { pointer: Pointer { offset: 0, ..pointer }, owner: Owner::default() }.encode());
+            image.extend(Header { pointer: Pointer { offset: 0, ..pointer }, ..header(0, 0) }.encode());
             image.extend(&stored);
             image.resize(image.len().next_multiple_of(16), 0);
             if at == 60 {

@@ -389,6 +389,9 @@ impl<'a> RowOp<'a> {
             FRAMED => {
                 let pieces = from.string()?;
                 let (compression, checksum_kind) = (from.u8()?.try_into()?, from.u8()?.try_into()?);
+                if checksum_kind == ChecksumKind::Sealed {
+                    return Err(PoolError::Format(Damage::Structure("a sealed frame in a stream of content")));
+                }
                 let checksum = from.array()?;
                 let logical = u32::try_from(from.varint()?)
                     .map_err(|_| PoolError::Format(Damage::Structure("the length of a frame")))?;

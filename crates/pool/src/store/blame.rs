@@ -13,9 +13,8 @@ use std::collections::BTreeSet;
 use super::{Location, Result, Store, Way};
 use crate::backend::{Healed, SegmentAt, Sources};
 use crate::error::{Damage, PoolError};
-use crate::frame::Header;
+use crate::frame::{Header, stored};
 use crate::pointer::Pointer;
-use crate::{checksum, compress};
 
 /// Stored bytes of a frame as read, and the devices that they are from.
 #[derive(Debug, Default)]
@@ -30,6 +29,7 @@ pub(super) struct WholeFrame {
     bytes: Vec<u8>,
     /// Whether the header belongs to this frame.
     has_header: bool,
+    /// The content; the stored bytes of a sealed frame.
     pub(super) content: Vec<u8>,
 }
 
@@ -54,16 +54,13 @@ impl Store {
     /// Verifies the bytes of a frame.
     fn verified(&self, pointer: &Pointer, bytes: Vec<u8>) -> Result<WholeFrame> {
         let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
-        if u64::from(pointer.logical) > self.longest {
+        if u64::from(pointer.content_length()) > self.longest {
             return Err(damaged(Damage::Structure("longer than a segment")));
         }
-        let mut content = vec![0; pointer.logical as usize];
-        let stored = bytes.get(Pointer::HEADER as usize..).unwrap_or_default();
-        if !compress::decompress(pointer.compression, stored, &mut content) {
-            return Err(damaged(Damage::Compression));
-        }
-        if checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
-            return Err(damaged(Damage::Checksum));
+        let mut content = vec![0; pointer.content_length() as usize];
+        let stored_bytes = bytes.get(Pointer::HEADER as usize..).unwrap_or_default();
+        if let Some(damage) = stored::unpack(pointer, stored_bytes, &mut content) {
+            return Err(damaged(damage));
         }
         let has_header = Header::decode(&bytes).is_ok_and(|header| header.is_of(pointer));
         Ok(WholeFrame { bytes, has_header, content })

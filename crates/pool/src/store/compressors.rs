@@ -33,7 +33,7 @@ const GROUP: usize = 2;
 const SPARE: (usize, usize) = (4, 1 << 20);
 
 /// Checksum of a content, and its compressed form.
-type Content = ([u8; 16], Option<(Compression, Vec<u8>)>);
+type Content = (Option<[u8; 16]>, Option<(Compression, Vec<u8>)>);
 
 fn compress_group(compression: CompressionSetting, checksum: ChecksumKind, contents: &[&[u8]]) -> Vec<Content> {
     contents
@@ -174,7 +174,7 @@ impl Store {
     pub(super) fn compress(&self, frame: &NewFrame<'_>) -> Result<Compressed> {
         self.check_new(frame)?;
         let checksum = checksum::content(frame.checksum, frame.content);
-        Ok(compressed(frame, (checksum, compress::compress(frame.compression, frame.content))))
+        compressed(frame, (checksum, compress::compress(frame.compression, frame.content)))
     }
 
     fn check_new(&self, frame: &NewFrame<'_>) -> Result<()> {
@@ -211,11 +211,14 @@ impl Store {
             None => done.extend(others.iter().map(|group| compress_frames(group))),
         }
         self.compressors.hope.store(compresses(&done), Ordering::Relaxed);
-        frames.iter().zip(done.into_iter().flatten()).map(|(frame, content)| Ok(compressed(frame, content))).collect()
+        frames.iter().zip(done.into_iter().flatten()).map(|(frame, content)| compressed(frame, content)).collect()
     }
 }
 
-fn compressed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Compressed {
+fn compressed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Result<Compressed> {
+    let Some(checksum) = checksum else {
+        return Err(PoolError::Refused("a sealed frame is written with its stored bytes".to_owned()));
+    };
     let (compression, stored) = stored.unzip();
     let logical = frame.content.len();
     let pointer = Pointer {
@@ -227,10 +230,11 @@ fn compressed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Compressed {
         kind: frame.kind,
         compression: compression.unwrap_or(Compression::Off),
         checksum_kind: frame.checksum,
+        pin: 0,
         birth: frame.birth,
         checksum,
     };
-    Compressed { pointer, stored }
+    Ok(Compressed { pointer, stored, sealed: None })
 }
 
 #[cfg(test)]

@@ -89,6 +89,47 @@ impl Store {
         Err(error)
     }
 
+    /// Reads a frame from the first copy or reconstruction whose verified bytes `is_right` accepts, and rewrites the
+    /// others: their checksums may be right, but the caller has found them forged.
+    pub(super) fn read_accepted_at(
+        &self,
+        pointer: &Pointer,
+        at: &Location,
+        is_right: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Arc<[u8]>> {
+        let error = PoolError::Frame { pointer: *pointer, damage: Damage::Seal };
+        for way in 0..self.backend.ways(at.at()) {
+            let Ok(frame) = self.read_whole(pointer, at, Some(way)) else { continue };
+            if !is_right(&frame.content) {
+                continue;
+            }
+            if self.backend.is_read_again() {
+                self.note_wrong_reply(at.at());
+                return Ok(frame.content.into());
+            }
+            // Its location may have been reused meanwhile: then nothing is forged.
+            if pointer.birth <= self.durable() && self.find(pointer).is_ok_and(|now| now == *at) {
+                let healed = self.told(self.heal_frame(&frame, at.at(), at.offset));
+                for device in healed.iter().flat_map(Healed::devices) {
+                    self.report_of(pointer, at, &error, (Some(device), true));
+                }
+            }
+            return Ok(frame.content.into());
+        }
+        if u64::from(pointer.stored) > self.longest {
+            return Err(error);
+        }
+        let offset = at.offset + u64::from(Pointer::HEADER);
+        let pieces = put_together(&*self.backend, at.at(), offset, pointer, is_right)?;
+        let Some((stored, content, wrong)) = pieces else { return Err(error) };
+        let durable = pointer.birth <= self.durable() && self.usable().is_ok();
+        let mended = durable && self.told(self.heal(at.at(), offset, &stored)).is_some();
+        for device in wrong {
+            self.report_of(pointer, at, &error, (Some(device), mended));
+        }
+        Ok(content.into())
+    }
+
     /// The device whose copy is unreadable, where the first read chose among several copies and copy `good` is right.
     fn damaged_copy(&self, pointer: &Pointer, at: &Location, good: usize) -> Option<u16> {
         let mut others = (0..self.backend.ways(at.at())).filter(|way| *way != good);
@@ -108,7 +149,8 @@ impl Store {
             return Ok(None);
         }
         let offset = at.offset + u64::from(Pointer::HEADER);
-        let Some((stored, content, wrong)) = put_together(&*self.backend, at.at(), offset, pointer)? else {
+        let Some((stored, content, wrong)) = put_together(&*self.backend, at.at(), offset, pointer, &mut |_| true)?
+        else {
             return Ok(None);
         };
         let durable = pointer.birth <= self.durable() && self.usable().is_ok();
@@ -218,7 +260,9 @@ impl Store {
             return self.mend(pointer, at, offset, good);
         }
         let content = offset + u64::from(Pointer::HEADER);
-        let Some((stored, ..)) = put_together(&*self.backend, at, content, pointer)? else { return Ok(None) };
+        let Some((stored, ..)) = put_together(&*self.backend, at, content, pointer, &mut |_| true)? else {
+            return Ok(None);
+        };
         self.heal(at, content, &stored)
     }
 

@@ -17,8 +17,10 @@ use super::cleaning::{Cleaned, Outcome};
 use super::{Map, Result, Store};
 use crate::backend::{Copies, SegmentAt};
 use crate::error::PoolError;
-use crate::frames::WriteStream;
+use crate::frame::Sealer;
+use crate::frames::{Compressed, WriteStream};
 use crate::label::Identity;
+use crate::pointer::Pointer;
 use crate::segment::cleaner::Pressure;
 use crate::segment::stream::{Appender, Piece};
 use crate::segment::table::Segment;
@@ -56,6 +58,51 @@ impl Store {
             return Ok(());
         }
         self.relabel(time.max(self.identity().time), |identity| identity.incompatible |= Identity::FOLDED)
+    }
+
+    /// Whether frames of the pool may be sealed (encrypted).
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.sealed_frames.load(Ordering::Acquire)
+    }
+
+    /// Allows sealed frames, before the first of them is written: programs without this feature cannot import the
+    /// pool any more. `time` is now, seconds since 1970.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if the labels cannot be written.
+    pub fn allow_sealed(&self, time: u64) -> Result<()> {
+        if self.is_sealed() {
+            return Ok(());
+        }
+        let time = time.max(self.identity().time);
+        self.relabel(time, |identity| identity.incompatible |= Identity::UNFINISHED_ENCRYPTION)?;
+        self.sealed_frames.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Refuses a sealed frame in a pool without that feature, and one that is not what the format requires.
+    pub(super) fn check_sealed(&self, compressed: &Compressed) -> Result<()> {
+        let pointer = &compressed.pointer;
+        if !pointer.is_sealed() && compressed.sealed.is_none() {
+            return Ok(());
+        }
+        let refused = |why: &str| Err(PoolError::Refused(why.to_owned()));
+        if !self.is_sealed() {
+            return refused("a sealed frame in a pool without encryption");
+        }
+        let (Some(stored), Some(sealed)) = (&compressed.stored, &compressed.sealed) else {
+            return refused("a sealed frame without its stored bytes");
+        };
+        pointer.check_seal()?;
+        let Sealer { family, ordinal } = sealed.sealer;
+        if stored.len() != pointer.stored as usize || family == 0 || ordinal < pointer.pin {
+            return refused("a sealed frame without a key generation");
+        }
+        if u64::from(pointer.stored) + u64::from(Pointer::HEADER) > self.slot {
+            return refused("a sealed frame longer than a segment");
+        }
+        Ok(())
     }
 
     /// Enables all features of this version: metadata is written twice, and existing metadata gets its second copies

@@ -571,6 +571,7 @@ impl Store {
             map: RwLock::new(map),
             appenders,
             ordered_names: AtomicBool::new(identity.incompatible & Identity::ORDERED_NAMES != 0),
+            sealed_frames: AtomicBool::new(identity.incompatible & Identity::UNFINISHED_ENCRYPTION != 0),
             mixed: Default::default(),
             durable: AtomicU64::new(root.txg.0),
             committed: Mutex::new(committed),

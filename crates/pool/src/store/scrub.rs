@@ -6,13 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::backend::{Backend, SegmentAt};
-use crate::checksum;
-use crate::compress;
 use crate::error::{Damage, PoolError};
-use crate::frame::{self, Header};
+use crate::frame::{self, Header, stored};
 use crate::frames::{Owner, WriteStream};
 use crate::label::{Place, Root};
-use crate::pointer::{Compression, Pointer, Txg};
+use crate::pointer::{Pointer, Txg};
 use crate::segment::stream::Appender;
 use crate::segment::table::Segment;
 
@@ -163,15 +161,7 @@ pub struct SegmentInfo {
 
 /// Checks a frame against its own header; returns the damage.
 pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
-    let Pointer { logical, compression, checksum_kind, checksum, .. } = frame.header.pointer;
-    if compression == Compression::Off && frame.stored.len() == logical as usize {
-        return (checksum::content(checksum_kind, frame.stored) != checksum).then_some(Damage::Checksum);
-    }
-    let mut content = vec![0; logical as usize];
-    if !compress::decompress(compression, frame.stored, &mut content) {
-        return Some(Damage::Compression);
-    }
-    (checksum::content(checksum_kind, &content) != checksum).then_some(Damage::Checksum)
+    stored::check(&frame.header.pointer, frame.stored)
 }
 
 impl Store {

@@ -12,11 +12,11 @@ use super::blame::Reading;
 use super::{Result, Store};
 use crate::backend::{Backend, SegmentAt, Sources};
 use crate::error::{Damage, PoolError};
+use crate::frame::stored;
 use crate::frames::{Frames, Wanted};
 use crate::label::Place;
 use crate::pointer::{Compression, Pointer};
 use crate::workers::Workers;
-use crate::{checksum, compress};
 
 /// Maximum gap between frames that are requested together, bytes.
 const NEAR: u64 = 64 << 10;
@@ -151,19 +151,17 @@ impl Store {
             return Ok(None);
         }
         let place = self.find(pointer)?;
-        let mut stored = vec![0; pointer.stored as usize];
-        if self.read_stored_at(pointer, &place, None, &mut stored, &mut Sources::default()).is_err() {
+        let mut bytes = vec![0; pointer.stored as usize];
+        if self.read_stored_at(pointer, &place, None, &mut bytes, &mut Sources::default()).is_err() {
             return Ok(None);
         }
-        let mut content = vec![0; pointer.logical as usize];
-        let whole = compress::decompress(pointer.compression, &stored, &mut content)
-            && checksum::content(pointer.checksum_kind, &content) == pointer.checksum;
+        let whole = stored::check(pointer, &bytes).is_none();
         // It may have been moved meanwhile, or be damaged: a reader of its content gets the error.
-        Ok(whole.then_some(stored))
+        Ok(whole.then_some(bytes))
     }
 
     fn read_to(&self, Wanted { pointer, target }: &mut Wanted<'_>) -> Result<()> {
-        if target.len() != pointer.logical as usize {
+        if target.len() != pointer.content_length() as usize {
             return Err(PoolError::Frame {
                 pointer: *pointer,
                 damage: Damage::Structure("a frame of another length than expected"),

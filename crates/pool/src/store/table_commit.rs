@@ -16,7 +16,7 @@ use crate::backend::{Copies, SegmentAt};
 use crate::checksum;
 use crate::compress;
 use crate::error::{Damage, PoolError};
-use crate::frame::Header;
+use crate::frame::{Header, Sealer};
 use crate::frames::{CompressionSetting, Owner, WriteStream};
 use crate::label::{Root, TableSegment};
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer};
@@ -310,6 +310,7 @@ impl TableFrames<'_> {
             kind: FrameKind::Table,
             compression,
             checksum_kind: ChecksumKind::Xxh3,
+            pin: 0,
             birth: self.root.txg,
             checksum: checksum::structure(content),
         };
@@ -328,8 +329,9 @@ impl TableFrames<'_> {
         let offset = segment.bytes;
         segment.frames += 1;
         segment.bytes += pointer.charged() as u32;
+        let header = Header { pointer: named, owner: Owner::default(), sealer: Sealer::default() };
         let end = self.held.len() + pointer.charged() as usize;
-        self.held.extend_from_slice(&Header { pointer: named, owner: Owner::default() }.encode());
+        self.held.extend_from_slice(&header.encode());
         self.held.extend_from_slice(stored);
         self.held.resize(end, 0);
         if self.held.len() >= HELD {

@@ -12,6 +12,7 @@ mod lost;
 mod model;
 mod reading;
 mod rot;
+mod sealed;
 mod threads;
 mod write_queue;
 
@@ -20,7 +21,8 @@ use std::sync::OnceLock;
 use super::*;
 use crate::device::{Device, Simulator};
 use crate::error::Damage;
-use crate::frames::{CompressionSetting, Owner};
+use crate::frame::{Sealer, stored};
+use crate::frames::{CompressionSetting, Owner, SealedHeader};
 use crate::label::LogStart;
 use crate::pointer::{ChecksumKind, FrameKind};
 
@@ -102,6 +104,43 @@ fn put(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer>
         &content(number, length),
         number,
     ))
+}
+
+/// Stored bytes of a sealed frame whose content had this length, and its pointer without a location. Its id follows
+/// from the number; the ciphertext is any content.
+fn sealed_bytes(number: u64, length: usize) -> (Pointer, Vec<u8>) {
+    let stored = (length + 64).next_multiple_of(16);
+    let mut bytes = content(number, stored);
+    let pointer = Pointer {
+        segment: 0,
+        index: 0,
+        offset: 0,
+        stored: stored as u32,
+        logical: length as u32,
+        kind: if number.is_multiple_of(5) { FrameKind::Leaf } else { FrameKind::Data },
+        compression: Compression::Off,
+        checksum_kind: ChecksumKind::Sealed,
+        pin: 1 + (number % 2) as u8,
+        birth: Txg(0),
+        checksum: crate::checksum::structure(&number.to_le_bytes()),
+    };
+    let hash = stored::stored_hash(&pointer, &bytes[16..]);
+    bytes[..16].copy_from_slice(&hash);
+    (pointer, bytes)
+}
+
+/// Writes a sealed frame whose content has this length.
+fn put_sealed(store: &Store, birth: u64, number: u64, length: usize) -> Result<Pointer> {
+    let (pointer, bytes) = sealed_bytes(number, length);
+    let stream = if number.is_multiple_of(5) { WriteStream::Metadata } else { WriteStream::Data };
+    let frame = NewFrame {
+        kind: pointer.kind,
+        checksum: ChecksumKind::Sealed,
+        compression: CompressionSetting::Off,
+        ..frame(stream, birth, &[], number)
+    };
+    let sealed = SealedHeader { sealer: Sealer { family: 7, ordinal: 2 }, object: !number, offset: 3 };
+    store.write_compressed(&frame, &Compressed { pointer, stored: Some(bytes), sealed: Some(sealed) })
 }
 
 fn commit(store: &Store, txg: u64) -> Result<()> {

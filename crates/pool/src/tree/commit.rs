@@ -225,7 +225,7 @@ impl NodeWriter<'_> {
     /// Counts a written node and puts it into the cache.
     fn keep(&mut self, node: &Node, pointer: Pointer, content: Vec<u8>, pointers: &[Pointer]) {
         self.bytes += pointer.charged();
-        self.logical += u64::from(pointer.logical);
+        self.logical += u64::from(pointer.counted_logical());
         self.frames += 1;
         let body = match &node.body {
             Body::Leaf(leaf) => Body::Leaf(leaf.settled(content.into())),

@@ -3,7 +3,7 @@
 use super::*;
 
 fn dead(index: u32, birth: u64) -> Dead {
-    Dead { segment: 1, index, charged: 160, logical: 500, birth: Txg(birth), shared: false }
+    Dead { segment: 1, index, charged: 160, owner_charge: 160, logical: 500, birth: Txg(birth), shared: false }
 }
 
 fn all(rows: &mut Map, list: ListId) -> BTreeSet<u32> {

@@ -135,7 +135,8 @@ impl Pool {
         let mut listed = Vec::new();
         for block in blocks {
             let (birth, charged) = self.datasets.get_mut(&id).unwrap().blocks.remove(block).unwrap();
-            let dead = Dead { segment: 1, index: *block, charged, logical: 3 * charged as u32, birth, shared: false };
+            let (owner_charge, logical) = (charged, 3 * charged as u32);
+            let dead = Dead { segment: 1, index: *block, charged, owner_charge, logical, birth, shared: false };
             let (fate, change) = killed(&dead, newest, origin).unwrap();
             self.quotas.charge(id, change).unwrap();
             match fate {

@@ -39,6 +39,10 @@ impl Model {
     fn new(seed: u64) -> Self {
         let sims = simulators(1 + seed as usize % 2, 64 * MIB);
         let store = create(&sims);
+        // In every second pool a third of the frames are sealed.
+        if seed.is_multiple_of(2) {
+            store.allow_sealed(1).unwrap();
+        }
         let states = BTreeMap::from([(0, Alive::new())]);
         Self {
             sims,
@@ -62,7 +66,11 @@ impl Model {
         } as usize;
         let number = self.next;
         self.next += 1;
-        let pointer = put(&self.store, self.txg, number, length)?;
+        let pointer = if self.store.is_sealed() && number.is_multiple_of(3) {
+            put_sealed(&self.store, self.txg, number, length)?
+        } else {
+            put(&self.store, self.txg, number, length)?
+        };
         if let Some((old, ..)) = self.now.insert(key, (pointer, number, length)) {
             self.store.free(&old, Txg(self.txg));
         }
@@ -122,7 +130,9 @@ impl Model {
     /// All live frames are readable, including uncommitted ones.
     fn check_all(&self, every: usize) {
         for (pointer, number, length) in self.now.values().step_by(every) {
-            assert_eq!(*self.store.read(pointer).unwrap(), *content(*number, *length), "frame {pointer}");
+            let expected =
+                if pointer.is_sealed() { sealed_bytes(*number, *length).1 } else { content(*number, *length) };
+            assert_eq!(*self.store.read(pointer).unwrap(), *expected, "frame {pointer}");
         }
         let charged: u64 = self.now.values().map(|(pointer, ..)| pointer.charged()).sum();
         assert_eq!(used(&self.store), charged + self.store.space().freeing, "space is accounted to the byte");

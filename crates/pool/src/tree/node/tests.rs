@@ -15,6 +15,7 @@ fn pointer(index: u32, kind: FrameKind) -> Pointer {
         kind,
         compression: Compression::Lz4,
         checksum_kind: ChecksumKind::Xxh3,
+        pin: 0,
         birth: Txg(3),
         checksum: [index as u8; 16],
     }

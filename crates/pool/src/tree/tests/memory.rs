@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::error::{Damage, PoolError};
-use crate::frames::{CompressionSetting, Frames, NewFrame, Owner};
+use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Owner};
 use crate::pointer::{Compression, Pointer};
 
 #[derive(Default)]
@@ -52,6 +52,12 @@ impl Frames for Memory {
         let wrong = |damage| PoolError::Frame { pointer: *pointer, damage };
         let frames = self.frames.read();
         let stored = frames.get(&pointer.index).ok_or_else(|| wrong(Damage::Header))?;
+        if pointer.is_sealed() {
+            return match crate::frame::stored::check(pointer, stored) {
+                Some(damage) => Err(wrong(damage)),
+                None => Ok(stored.as_slice().into()),
+            };
+        }
         let content: Arc<[u8]> = match pointer.compression {
             Compression::Lz4 => {
                 let mut content: Arc<[u8]> = std::iter::repeat_n(0, pointer.logical as usize).collect();
@@ -94,11 +100,25 @@ impl Frames for Memory {
             kind: frame.kind,
             compression,
             checksum_kind: frame.checksum,
+            pin: 0,
             birth: frame.birth,
             checksum: xxh3_128(frame.content).to_le_bytes(),
         };
         written.push((pointer, frame.owner));
         self.frames.write().insert(pointer.index, stored);
+        Ok(pointer)
+    }
+
+    fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
+        if self.fail_writes.load(Ordering::Relaxed) {
+            return Err(PoolError::NoSpace);
+        }
+        let stored = compressed.stored.clone().expect("sealed frames have their stored bytes");
+        let mut written = self.written.lock();
+        let index = written.len() as u32;
+        let pointer = Pointer { segment: 7, index, offset: index, birth: frame.birth, ..compressed.pointer };
+        written.push((pointer, frame.owner));
+        self.frames.write().insert(index, stored);
         Ok(pointer)
     }
 }
