@@ -5,17 +5,21 @@
 //! - The cipher library gets derived keys only, each for one message.
 //! - A key is wiped when its owner is dropped, and has no `Debug`.
 
+mod child_entry;
 mod derive;
 mod message;
 mod sealed_box;
+mod stored_form;
 #[cfg(test)]
 mod tests;
 
 use ring::rand::SecureRandom as _;
 
+pub use child_entry::{ADDRESS, ChildEntry, PORTABLE};
 pub use derive::{KeyPurpose, KeyView, Mac, SecretKey, derive, mac};
 pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use sealed_box::{BOX_OVERHEAD, open_box, seal_box};
+pub use stored_form::{CHILDREN_MAX, FrameKeys, NewContent, NewSeal, PREFIX, StoredForm, rehash, seal_frame};
 
 use crate::error::PoolError;
 

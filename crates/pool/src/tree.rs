@@ -49,6 +49,9 @@ pub mod walk;
 
 use std::sync::Arc;
 
+pub(crate) use node::MAX_LEVEL;
+pub(crate) use page::MAX_CONTENT;
+
 pub use commit::{Frozen, Written};
 pub use cursor::Cursor;
 pub use load::Loader;
@@ -60,7 +63,7 @@ use crate::frames::Frames;
 use crate::pointer::{Pointer, Txg};
 use change::{DeadNodes, TreeChange};
 use node::{Child, Node};
-use page::{MAX_CONTENT, ROW_HEADER};
+use page::ROW_HEADER;
 
 /// A row: key and value.
 pub type Row<'a> = (&'a [u8], &'a [u8]);
