@@ -33,12 +33,14 @@ pub mod xattr;
 
 pub use entry::{Entry, FileType, NameTarget};
 pub use extent::Extent;
+pub(crate) use extent::{FRAME as EXTENT_FRAME, SHARED as EXTENT_SHARED};
 pub use folding::Folding;
 pub use head::DatasetHead;
 pub use inode::{InodeRow, NameHint, Timestamp};
 pub use keys::{Key, OwnerKind};
 pub use owner_use::OwnerUse;
 pub use patch::Patch;
+pub(crate) use xattr::FRAME as XATTR_FRAME;
 pub use xattr::Xattr;
 
 use crate::codec::Reader;

@@ -50,7 +50,7 @@ pub mod walk;
 use std::sync::Arc;
 
 pub(crate) use node::MAX_LEVEL;
-pub(crate) use page::MAX_CONTENT;
+pub(crate) use page::{HEADER as NODE_HEADER, MAX_CONTENT};
 
 pub use commit::{Frozen, Written};
 pub use cursor::Cursor;

@@ -9,8 +9,10 @@ use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::pointer::{FrameKind, Pointer, Txg};
 
-const FRAME: u8 = 0;
-const SHARED: u8 = 1;
+/// First byte of an extent that is a frame of its own.
+pub(crate) const FRAME: u8 = 0;
+/// First byte of an extent that shares a frame.
+pub(crate) const SHARED: u8 = 1;
 const INLINE: u8 = 2;
 
 /// Content of files up to this length is inline, bytes.

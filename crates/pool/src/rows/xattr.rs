@@ -5,7 +5,8 @@ use crate::error::PoolError;
 use crate::pointer::{FrameKind, Pointer};
 
 const INLINE: u8 = 0;
-const FRAME: u8 = 1;
+/// First byte of a value in a frame of its own.
+pub(crate) const FRAME: u8 = 1;
 
 /// Values up to this length are inline, bytes.
 pub const INLINE_MOST: usize = 4096;
