@@ -7,6 +7,7 @@
 
 mod child_entry;
 mod derive;
+mod keyring;
 mod message;
 mod node_form;
 mod sealed_box;
@@ -18,6 +19,7 @@ use ring::rand::SecureRandom as _;
 
 pub use child_entry::{ADDRESS, ChildEntry, PORTABLE};
 pub use derive::{KeyPurpose, KeyView, Mac, SecretKey, derive, mac};
+pub use keyring::{FamilyKeys, Generation, Keyring, LockedKey};
 pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use node_form::ShortNode;
 pub use sealed_box::{BOX_OVERHEAD, open_box, seal_box};

@@ -31,6 +31,7 @@ pub mod proc_looks;
 pub mod processes;
 pub mod project_quota;
 pub mod remote;
+pub mod secret_memory;
 pub mod shared_words;
 pub mod signals;
 pub mod worker;
