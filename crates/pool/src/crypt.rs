@@ -7,6 +7,7 @@
 
 mod child_entry;
 mod derive;
+mod frames;
 mod keyring;
 mod message;
 mod node_form;
@@ -19,6 +20,9 @@ use ring::rand::SecureRandom as _;
 
 pub use child_entry::{ADDRESS, ChildEntry, PORTABLE};
 pub use derive::{KeyPurpose, KeyView, Mac, SecretKey, derive, mac};
+#[cfg(test)]
+pub(crate) use frames::tests::family as family_for_tests;
+pub use frames::{PlainFrames, SealedFrames};
 pub use keyring::{FamilyKeys, Generation, Keyring, LockedKey};
 pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use node_form::ShortNode;

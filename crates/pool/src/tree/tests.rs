@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use super::commit::{Form, Written};
 use super::node::{Body, Child, Node};
 use super::*;
+use crate::crypt::{PlainFrames, SealedFrames, SystemRandom};
 use crate::device::Random;
 use crate::frames::CompressionSetting;
 use crate::pointer::ChecksumKind;
@@ -26,17 +27,32 @@ fn below(random: &mut Random, bound: usize) -> usize {
 
 /// Frames and a cache for a test.
 struct Bench {
-    frames: Memory,
+    frames: Arc<Memory>,
+    /// The same frames, through the adapter of an encrypted file system.
+    sealed: Option<SealedFrames>,
     cache: Cache,
 }
 
 impl Bench {
     fn new() -> Self {
-        Self { frames: Memory::default(), cache: Cache::new(1 << 20) }
+        Self { frames: Arc::default(), sealed: None, cache: Cache::new(1 << 20) }
+    }
+
+    /// The bench of an encrypted file system.
+    fn sealed() -> Self {
+        let bench = Self::new();
+        let below = Arc::clone(&bench.frames) as Arc<dyn Frames>;
+        let keys = crate::crypt::family_for_tests(&[1]);
+        let sealed = SealedFrames::new(below, keys, Arc::new(SystemRandom::default()), PlainFrames::Refused);
+        Self { sealed: Some(sealed), ..bench }
     }
 
     fn ctx(&self) -> Context<'_> {
-        Context { frames: &self.frames, cache: &self.cache }
+        let frames: &dyn Frames = match &self.sealed {
+            Some(sealed) => sealed,
+            None => &*self.frames,
+        };
+        Context { frames, cache: &self.cache }
     }
 
     fn commit(&self, tree: &mut Tree, txg: u64) -> Written {

@@ -322,6 +322,18 @@ fn histories_on_tiny_pages() {
     assert!(highest >= 5, "trees of {highest} levels only");
 }
 
+/// All nodes are sealed by the adapter of an encrypted file system, and opened by it.
+#[test]
+fn histories_of_sealed_trees() {
+    for (seed, page) in [(40, 256), (41, 300), (42, 1 << 10)] {
+        let mut history = History::new(seed, page, 700);
+        history.bench = Bench::sealed();
+        history.run(2500);
+        let written = history.bench.frames.written();
+        assert!(written.len() > 100 && written.iter().all(|(pointer, _)| pointer.is_sealed()));
+    }
+}
+
 #[test]
 fn histories_on_middling_pages() {
     for seed in 100..106 {

@@ -66,7 +66,7 @@ fn long_scans_read_ahead_and_short_ones_do_not() {
 
     // Cached leaves are not requested.
     let big = Cache::new(64 << 20);
-    let ctx = Context { frames: &bench.frames, cache: &big };
+    let ctx = Context { frames: &*bench.frames, cache: &big };
     rows_of(ctx, &View::at(root));
     bench.frames.named.lock().clear();
     let before = bench.frames.reads();

@@ -61,7 +61,7 @@ fn key(n: u64) -> [u8; 9] {
 #[test]
 #[ignore = "measures; prints figures"]
 fn speed_of_trees() {
-    let bench = Bench { frames: Memory::default(), cache: Cache::new(1 << 30) };
+    let bench = Bench { cache: Cache::new(1 << 30), ..Bench::new() };
     let ctx = bench.ctx();
     let mut dice = Random(1);
 
@@ -135,7 +135,7 @@ fn speed_of_trees() {
     assert_eq!(scan(ctx, &view), ROWS);
     say("scan, cached", ROWS, start);
     let small = Cache::new(32 << 20);
-    let uncached = Context { frames: &bench.frames, cache: &small };
+    let uncached = Context { frames: &*bench.frames, cache: &small };
     let start = Instant::now();
     assert_eq!(scan(uncached, &view), ROWS);
     say("scan, from lz4 frames", ROWS, start);
