@@ -6,6 +6,8 @@
 //! Invariants:
 //! - A frame's name (segment and index) is never reused, and a frame is never changed: an entry cannot be
 //!   stale.
+//! - The names of sealed frames are not authenticated, their ids are: an entry has the id of its frame, and a lookup
+//!   with another id is a miss. Otherwise a forged address would show cached content of another file system.
 //! - Entries are immutable; their weight is computed once.
 //! - Concurrent readers of a missing frame read it once; the others wait for the first.
 
@@ -27,10 +29,24 @@ const OVERHEAD: u64 = 128;
 /// Minimum size of a shard, so that a few large frames do not evict everything else, bytes.
 const SHARD: u64 = 8 << 20;
 
+/// The id of a sealed frame; zeros for other frames.
+type FrameId = [u8; 16];
+
 #[derive(Clone)]
 enum Entry {
-    Node(Arc<Node>),
-    Data(Arc<[u8]>),
+    Node(FrameId, Arc<Node>),
+    Data(FrameId, Arc<[u8]>),
+}
+
+impl Entry {
+    fn is_of(&self, pointer: &Pointer) -> bool {
+        let (Self::Node(id, _) | Self::Data(id, _)) = self;
+        *id == id_of(pointer)
+    }
+}
+
+fn id_of(pointer: &Pointer) -> FrameId {
+    if pointer.is_sealed() { pointer.checksum } else { FrameId::default() }
 }
 
 #[derive(Clone)]
@@ -40,8 +56,8 @@ impl Weighter<u64, Entry> for Weight {
     fn weight(&self, _: &u64, entry: &Entry) -> u64 {
         OVERHEAD
             + match entry {
-                Entry::Node(node) => node.cost(),
-                Entry::Data(content) => content.len() as u64,
+                Entry::Node(_, node) => node.cost(),
+                Entry::Data(_, content) => content.len() as u64,
             }
     }
 }
@@ -165,17 +181,34 @@ impl Cache {
         if let Some(content) = self.cached_data(pointer) {
             return Ok(content);
         }
-        match self.entries.get_or_insert_with(&name(pointer), || frames.read(pointer).map(Entry::Data))? {
-            Entry::Data(content) => Ok(content),
-            Entry::Node(_) => Err(wrong_kind(pointer)),
+        let read = || frames.read(pointer).map(|content| Entry::Data(id_of(pointer), content));
+        match self.read_through(pointer, read)? {
+            Entry::Data(_, content) => Ok(content),
+            Entry::Node(..) => Err(wrong_kind(pointer)),
         }
+    }
+
+    /// The entry of a frame, if it is cached.
+    fn entry(&self, pointer: &Pointer) -> Option<Entry> {
+        self.entries.get(&name(pointer)).filter(|entry| entry.is_of(pointer))
+    }
+
+    /// The entry of a frame, which is read if it is not cached. An entry of another frame with this name is replaced.
+    fn read_through(&self, pointer: &Pointer, read: impl Fn() -> Result<Entry, PoolError>) -> Result<Entry, PoolError> {
+        let entry = self.entries.get_or_insert_with(&name(pointer), &read)?;
+        if entry.is_of(pointer) {
+            return Ok(entry);
+        }
+        let entry = read()?;
+        self.entries.insert(name(pointer), entry.clone());
+        Ok(entry)
     }
 
     /// Returns the content of a frame other than a node, if it is cached.
     #[must_use]
     pub fn cached_data(&self, pointer: &Pointer) -> Option<Arc<[u8]>> {
         let stripe = self.stripe(pointer);
-        if let Some(Entry::Data(content)) = self.entries.get(&name(pointer)) {
+        if let Some(Entry::Data(_, content)) = self.entry(pointer) {
             stripe.data_hits.fetch_add(1, Ordering::Relaxed);
             return Some(content);
         }
@@ -185,13 +218,13 @@ impl Cache {
 
     /// Caches content that was just written or read in another way.
     pub fn insert_data(&self, pointer: &Pointer, content: Arc<[u8]>) {
-        self.entries.insert(name(pointer), Entry::Data(content));
+        self.entries.insert(name(pointer), Entry::Data(id_of(pointer), content));
     }
 
     /// Whether the frame is cached.
     #[must_use]
     pub fn holds(&self, pointer: &Pointer) -> bool {
-        self.entries.contains_key(&name(pointer))
+        self.entries.peek(&name(pointer)).is_some_and(|entry| entry.is_of(pointer))
     }
 
     /// Removes a freed frame, which will not be read again.
@@ -228,18 +261,19 @@ impl Cache {
         level: Option<u8>,
     ) -> Result<Arc<Node>, PoolError> {
         let stripe = self.stripe(pointer);
-        let node = match self.entries.get(&name(pointer)) {
-            Some(Entry::Node(node)) => {
+        let node = match self.entry(pointer) {
+            Some(Entry::Node(_, node)) => {
                 stripe.node_hits.fetch_add(1, Ordering::Relaxed);
                 node
             }
-            Some(Entry::Data(_)) => return Err(wrong_kind(pointer)),
+            Some(Entry::Data(..)) => return Err(wrong_kind(pointer)),
             None => {
                 stripe.node_misses.fetch_add(1, Ordering::Relaxed);
                 self.misses.fetch_add(1, Ordering::Relaxed);
-                match self.entries.get_or_insert_with(&name(pointer), || read_node(frames, pointer).map(Entry::Node))? {
-                    Entry::Node(node) => node,
-                    Entry::Data(_) => return Err(wrong_kind(pointer)),
+                let read = || read_node(frames, pointer).map(|node| Entry::Node(id_of(pointer), node));
+                match self.read_through(pointer, read)? {
+                    Entry::Node(_, node) => node,
+                    Entry::Data(..) => return Err(wrong_kind(pointer)),
                 }
             }
         };
@@ -255,9 +289,9 @@ impl Cache {
         pointer: &Pointer,
         level: Option<u8>,
     ) -> Result<Arc<Node>, PoolError> {
-        let node = match self.entries.peek(&name(pointer)) {
-            Some(Entry::Node(node)) => node,
-            Some(Entry::Data(_)) => return Err(wrong_kind(pointer)),
+        let node = match self.entries.peek(&name(pointer)).filter(|entry| entry.is_of(pointer)) {
+            Some(Entry::Node(_, node)) => node,
+            Some(Entry::Data(..)) => return Err(wrong_kind(pointer)),
             None => read_node(frames, pointer)?,
         };
         check_level(&node, pointer, level)?;
@@ -266,15 +300,15 @@ impl Cache {
 
     /// Returns a node if it is cached.
     pub(crate) fn cached_node(&self, pointer: &Pointer) -> Option<Arc<Node>> {
-        match self.entries.get(&name(pointer)) {
-            Some(Entry::Node(node)) => Some(node),
-            Some(Entry::Data(_)) | None => None,
+        match self.entry(pointer) {
+            Some(Entry::Node(_, node)) => Some(node),
+            Some(Entry::Data(..)) | None => None,
         }
     }
 
     /// Caches a node that was just written.
     pub(crate) fn insert_node(&self, pointer: &Pointer, node: Arc<Node>) {
-        self.entries.insert(name(pointer), Entry::Node(node));
+        self.entries.insert(name(pointer), Entry::Node(id_of(pointer), node));
     }
 
     fn stripe(&self, pointer: &Pointer) -> &Stripe {

@@ -103,3 +103,40 @@ fn readers_of_the_same_frame_read_it_once() {
     });
     assert_eq!(frames.0.load(Ordering::Relaxed), 500);
 }
+
+fn sealed(index: u32, id: u8) -> Pointer {
+    Pointer { checksum_kind: ChecksumKind::Sealed, pin: 1, stored: 80, checksum: [id; 16], ..pointer(1, index, 16) }
+}
+
+/// A forged address of a sealed frame never shows what the cache has of another frame.
+#[test]
+fn another_id_is_a_miss() {
+    let (cache, frames) = (Cache::new(1 << 20), Slow::default());
+    let (one, forged, plain) = (sealed(1, 7), sealed(1, 8), pointer(1, 1, 16));
+    assert_eq!(cache.data(&frames, &one).unwrap()[0], 7);
+    assert_eq!(cache.data(&frames, &one).unwrap()[0], 7);
+    assert_eq!(frames.0.load(Ordering::Relaxed), 1);
+    for other in [&forged, &plain] {
+        assert!(cache.holds(&one) && !cache.holds(other));
+        assert!(cache.cached_data(other).is_none() && cache.cached_node(other).is_none());
+    }
+    assert_eq!(cache.data(&frames, &forged).unwrap()[0], 8, "read, not the cached content of the other");
+    assert_eq!(cache.data(&frames, &plain).unwrap()[0], 1);
+    assert_eq!(cache.data(&frames, &one).unwrap()[0], 7);
+    assert_eq!(frames.0.load(Ordering::Relaxed), 4);
+    cache.insert_data(&one, vec![5; 16].into());
+    assert_eq!(cache.data(&frames, &one).unwrap()[0], 5);
+    assert_eq!(cache.data(&frames, &forged).unwrap()[0], 8);
+    // Nodes as well: a node in the cache is none for another id, which is read, and is no node.
+    let leaf = Pointer { kind: FrameKind::Leaf, ..one };
+    let rows = [1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, b'k'];
+    let node = || Arc::new(Node::decode(rows.as_slice().into(), true).unwrap());
+    cache.insert_node(&leaf, node());
+    assert!(cache.cached_node(&leaf).is_some());
+    let forged = Pointer { kind: FrameKind::Leaf, ..forged };
+    assert!(cache.cached_node(&forged).is_none());
+    assert!(cache.node_in_passing(&frames, &leaf, None).is_ok());
+    assert!(cache.node_in_passing(&frames, &forged, None).is_err());
+    assert!(cache.node(&frames, &forged, None).is_err());
+    assert!(cache.node(&frames, &leaf, Some(0)).is_ok());
+}
