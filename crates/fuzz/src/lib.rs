@@ -16,6 +16,7 @@ mod cage;
 mod feed;
 mod messages;
 mod pool;
+mod sealed;
 mod tree;
 mod union;
 mod words;
@@ -27,6 +28,7 @@ pub use pool::{
     pool_deadlist, pool_frame, pool_label, pool_log, pool_log_area, pool_names, pool_properties, pool_root, pool_rows,
     pool_segments, pool_unpack, send_stream,
 };
+pub use sealed::{key_rows, sealed_node};
 pub use tree::pool_tree;
 pub use union::union_marks;
 pub use words::{acl, map_words, perms, sizes, stack_line, stack_toml, tier_words, union_words};
@@ -41,6 +43,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("cage_log", cage_log),
     ("fuse_mount_table", fuse_mount_table),
     ("fuse_request", fuse_request),
+    ("key_rows", key_rows),
     ("map_words", map_words),
     ("messages", messages),
     ("perms", perms),
@@ -56,6 +59,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("pool_segments", pool_segments),
     ("pool_tree", pool_tree),
     ("pool_unpack", pool_unpack),
+    ("sealed_node", sealed_node),
     ("send_stream", send_stream),
     ("sizes", sizes),
     ("stack_line", stack_line),

@@ -58,8 +58,8 @@ macro_rules! targets {
 }
 
 targets! {
-    acl cage_checkpoint cage_log fuse_mount_table fuse_request map_words messages perms pool_deadlist pool_frame pool_label pool_log pool_log_area pool_names
-    pool_properties pool_root pool_rows pool_segments pool_tree pool_unpack send_stream sizes stack_line stack_toml tier_words union_marks union_words
+    acl cage_checkpoint cage_log fuse_mount_table fuse_request key_rows map_words messages perms pool_deadlist pool_frame pool_label pool_log pool_log_area pool_names
+    pool_properties pool_root pool_rows pool_segments pool_tree pool_unpack sealed_node send_stream sizes stack_line stack_toml tier_words union_marks union_words
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use node_form::ShortNode;
 pub use sealed_box::{BOX_OVERHEAD, open_box, seal_box};
 pub use stored_form::{CHILDREN_MAX, FrameKeys, NewContent, NewSeal, PREFIX, StoredForm, rehash, seal_frame};
+#[cfg(test)]
+pub(crate) use tests::hex_of as hex_for_tests;
 
 use crate::error::PoolError;
 

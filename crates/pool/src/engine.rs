@@ -438,6 +438,7 @@ impl Pool {
         {
             let mut admin = pool.admin.lock();
             admin.catalog.check_shape()?;
+            admin.catalog.check_keys(pool.storage.is_sealed())?;
             let quotas = pool.forest_of(&admin.catalog)?;
             *admin.quota_tree() = quotas;
             admin.count_shared()?;

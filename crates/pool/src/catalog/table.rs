@@ -94,7 +94,11 @@ impl Catalog {
         self.tree.view()
     }
 
-    fn typed<R>(&self, key: &[u8], decode: impl Fn(&[u8]) -> Result<R, PoolError>) -> Result<Option<R>, PoolError> {
+    pub(super) fn typed<R>(
+        &self,
+        key: &[u8],
+        decode: impl Fn(&[u8]) -> Result<R, PoolError>,
+    ) -> Result<Option<R>, PoolError> {
         self.get(key)?.as_deref().map(decode).transpose()
     }
 

@@ -72,6 +72,8 @@ impl Pool {
         let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
         let catalog = Catalog::open(frames, cache, Some(durable.catalog), Txg(durable.txg.0 + 1));
         catalog.check_shape()?;
+        // The identity that was read may be older than this state.
+        catalog.check_keys(true)?;
         let now: HashMap<u64, Option<Pointer>> =
             catalog.datasets()?.into_iter().map(|(id, row)| (id, row.root)).collect();
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
