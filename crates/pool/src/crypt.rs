@@ -8,10 +8,12 @@
 mod child_entry;
 mod derive;
 mod frames;
+mod key_table;
 mod keyring;
 mod message;
 mod node_form;
 mod sealed_box;
+mod slots;
 mod stored_form;
 #[cfg(test)]
 mod tests;
@@ -23,10 +25,12 @@ pub use derive::{KeyPurpose, KeyView, Mac, SecretKey, derive, mac};
 #[cfg(test)]
 pub(crate) use frames::tests::family as family_for_tests;
 pub use frames::{PlainFrames, SealedFrames};
+pub use key_table::KeyTable;
 pub use keyring::{FamilyKeys, Generation, Keyring, LockedKey};
 pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use node_form::ShortNode;
 pub use sealed_box::{BOX_OVERHEAD, open_box, seal_box};
+pub use slots::{KeyError, NewSlot, Secret, Stopwatch, choose_cost, commitment, open_slot, seal_slot};
 pub use stored_form::{CHILDREN_MAX, FrameKeys, NewContent, NewSeal, PREFIX, StoredForm, rehash, seal_frame};
 #[cfg(test)]
 pub(crate) use tests::hex_of as hex_for_tests;
