@@ -163,6 +163,12 @@ impl Background {
         self.wake.notify_all();
     }
 
+    /// Has changes override a recount's result, as its beginning does.
+    #[cfg(test)]
+    pub(super) fn begin_count(&self) {
+        self.counts.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Number of the current recount period, which marks changed accounts.
     pub(super) fn counts(&self) -> u64 {
         self.counts.load(Ordering::Acquire) + 1

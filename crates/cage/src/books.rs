@@ -8,6 +8,7 @@ use super::{
     CageShared,
     allocated::{Span, bytes_in},
     charge_rule::Storage,
+    file::hints_at_extents,
     inodes::{Account, Inode, InodeState},
     ledger::{Full, Owner},
     saved::{SOMEWHERE, Saved},
@@ -15,7 +16,7 @@ use super::{
     writeback::Phase,
 };
 use nacre_layers::context::wait_for;
-use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Node, OpenFile, OpenFlags, Result};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Ioctl, Kind, Node, OpenFile, OpenFlags, Result};
 use std::{ops::Range, os::fd::BorrowedFd, sync::atomic::Ordering, time::Duration};
 
 /// Maximum number of retries of an operation after room was made or write-back was waited for.
@@ -124,6 +125,7 @@ impl CageShared {
         let group = self.group_of(node, attr.kind);
         state.loaded = true;
         state.counted = true;
+        state.has_extent_size = None;
         state.gone = attr.nlink == 0;
         state.node = Some(node.clone());
         state.kind = Some(attr.kind);
@@ -172,8 +174,9 @@ impl CageShared {
         })
     }
 
-    /// Updates the file's account for a running recount: to be called before a file is changed, and
-    /// with each change of its booked cost.
+    /// Updates the file's account for a running recount: to be called before a file is changed, with
+    /// each change of its booked cost, and after the file was changed: a recount that began meanwhile
+    /// may have seen a part of the change.
     pub(super) fn settle_account(&self, inode: &Inode, state: &InodeState) {
         let count = self.background.counts();
         *inode.account.lock() = Account { owner: state.owner, bytes: state.booked(), counted: state.counted, count };
@@ -206,8 +209,21 @@ impl CageShared {
         // Where storage preallocates, the blocks beyond the end of a file with holes count as if
         // they were data: the booked worst case is the upper bound.
         let ahead = self.rule.storage == Storage::Ahead && attr.kind == Kind::File && attr.size == state.size;
-        self.correct(inode, state, if ahead { cost.min(booked) } else { cost });
+        // With a size of extents, they are: whole extents were allocated for single blocks.
+        let is_bounded = ahead && (cost <= booked || !self.has_extent_size(state, node));
+        self.correct(inode, state, if is_bounded { cost.min(booked) } else { cost });
         self.look(state, attr);
+    }
+
+    /// Whether a file has a size of extents, which it may have from its directory. It cannot be set in the cage.
+    fn has_extent_size(&self, state: &mut InodeState, node: &Node) -> bool {
+        let request = Ioctl { command: Ioctl::GET_EXTENDED, argument: 0, input: &[] };
+        *state.has_extent_size.get_or_insert_with(|| {
+            let mut extended = [0; nacre_sys::ioctls::EXTENDED_LEN];
+            // A file system without the command has no such sizes.
+            let asked = self.below.ioctl(&Caller::ROOT, node, request, &mut extended);
+            asked.is_ok() && hints_at_extents(&extended)
+        })
     }
 
     /// Reads a file's attributes from the layer below and books its current cost.

@@ -227,6 +227,7 @@ impl CageFile {
                 if written < part.len() || state.kept || !full_before || state.cost != shared.rule.whole(state.size) {
                     self.refresh(state);
                 }
+                shared.settle_account(inode, state);
                 Ok(written)
             }
             Err(error) => {
@@ -287,6 +288,7 @@ impl CageFile {
         if result.is_ok() && !makes_holes && state.cost >= worst {
             state.add_solid(shared.rule.blocks(offset, length));
         }
+        shared.settle_account(inode, state);
         result.map_err(Lack::Other)
     }
 
@@ -313,6 +315,7 @@ impl CageFile {
         if let Some(node) = state.node.clone() {
             shared.refresh(inode, state, &node, Some(copy.target));
         }
+        shared.settle_account(inode, state);
         result.map_err(Lack::Other)
     }
 
@@ -398,7 +401,7 @@ pub(super) fn judge_ioctl(request: &Ioctl<'_>) -> Result<()> {
 }
 
 /// Whether a `struct fsxattr` (linux/fs.h) sets a size of extents, or has one inherited.
-fn hints_at_extents(extended: &[u8]) -> bool {
+pub(super) fn hints_at_extents(extended: &[u8]) -> bool {
     /// `FS_XFLAG_EXTSIZE`, `FS_XFLAG_EXTSZINHERIT`, `FS_XFLAG_COWEXTSIZE`.
     const HINTS: u32 = 0x800 | 0x1000 | 0x1_0000;
     let word =

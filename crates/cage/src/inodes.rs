@@ -39,6 +39,12 @@ pub(super) struct Inode {
 }
 
 impl Inode {
+    /// Whether somebody has locked the file's state.
+    #[cfg(test)]
+    pub(super) fn is_locked(&self) -> bool {
+        self.state.is_locked()
+    }
+
     /// Locks the file's state.
     pub(super) fn lock(&self) -> MutexGuard<'_, InodeState> {
         let mut state = self.state.lock();
@@ -90,6 +96,8 @@ pub(super) struct InodeState {
     pub(super) solid: Range<u64>,
     /// It keeps allocated blocks beyond its end.
     pub(super) kept: bool,
+    /// It has a size of extents (XFS); unknown until it matters.
+    pub(super) has_extent_size: Option<bool>,
     /// Bytes preallocated by the storage and not booked, as last seen: they become permanent where
     /// the end jumps over them.
     pub(super) ahead: u64,

@@ -49,15 +49,7 @@ impl Cage {
         let lower = if collected { both_ways(flags) } else { flags };
         let lease = Lease::new(shared, inode, flags, collected);
         let below = if flags.truncates() {
-            let mut state = inode.lock();
-            if !state.loaded {
-                let attr = shared.below.getattr(caller, node, None)?;
-                shared.load(&mut state, node, &attr);
-            }
-            shared.touch(inode, &mut state);
-            let below = shared.below.open(caller, node, lower)?;
-            cut(shared, inode, &mut state, node, &*below);
-            below
+            self.open_truncated(caller, node, inode, lower)?
         } else {
             let below = shared.below.open(caller, node, lower)?;
             let mut state = inode.lock();
@@ -70,6 +62,32 @@ impl Cage {
             below
         };
         Ok(Arc::new(CageFile::new(below, node.clone(), lease)))
+    }
+
+    /// Opens and empties a file. The lease of a program outside is waited for without the file's lock, which others need:
+    /// as long as the file is open, there is no new one.
+    fn open_truncated(&self, caller: &Caller, node: &Node, inode: &Inode, lower: OpenFlags) -> Result<Opened> {
+        let shared = &self.shared;
+        let mut unleased = None;
+        loop {
+            let mut state = inode.lock();
+            if !state.loaded {
+                let attr = shared.below.getattr(caller, node, None)?;
+                shared.load(&mut state, node, &attr);
+            }
+            shared.touch(inode, &mut state);
+            let waits = if unleased.is_some() { 0 } else { OpenFlags::NONBLOCK };
+            match shared.below.open(caller, node, OpenFlags(lower.raw() | waits)) {
+                Ok(below) => {
+                    cut(shared, inode, &mut state, node, &*below);
+                    return Ok(below);
+                }
+                Err(Errno::EAGAIN) if unleased.is_none() && lower.waits() => {}
+                Err(error) => return Err(error),
+            }
+            drop(state);
+            unleased = Some(shared.below.open(caller, node, writing(lower))?);
+        }
     }
 
     /// Creates a file that must not exist yet.
@@ -121,6 +139,15 @@ fn appends_only(flags: OpenFlags) -> bool {
 /// Returns open flags for reading and writing at any offset, otherwise unchanged.
 fn both_ways(flags: OpenFlags) -> OpenFlags {
     OpenFlags((flags.raw() & !(3 | OpenFlags::APPEND)) | OpenFlags::READ_WRITE.raw())
+}
+
+/// The flags to open a file for writing that is to be truncated later.
+fn writing(flags: OpenFlags) -> OpenFlags {
+    if flags.writes() {
+        OpenFlags(flags.raw() & !OpenFlags::TRUNC)
+    } else {
+        OpenFlags((flags.raw() & !(3 | OpenFlags::TRUNC)) | OpenFlags::READ_WRITE.raw())
+    }
 }
 
 /// Books a file that was truncated to nothing.
@@ -582,6 +609,7 @@ fn change_under(
                 state.kept = shared.rule.seems_kept(attr);
             }
             shared.learn(inode, state, node, attr);
+            shared.settle_account(inode, state);
         }
         Err(_) => {
             shared.give(inode, state, before);

@@ -40,6 +40,8 @@ pub mod saved;
 pub mod settings;
 mod start;
 mod sync;
+#[cfg(test)]
+mod waiting_tests;
 mod writeback;
 
 pub use charge_rule::{ChargeRule, Storage};

@@ -12,7 +12,7 @@ mod resize;
 
 use super::{
     engine::{CageEngine, EngineKind, Figures, FileSystem, Tell, Wanted},
-    record::{self, CageRecord, Detail},
+    record::{self, CageRecord, Detail, Held},
 };
 use crate::{
     failure::{Exit, Failure},
@@ -182,10 +182,9 @@ fn privileged() -> Result<(), Failure> {
     Err(Failure::new("only root can mount images").exit(Exit::Denied).next("--engine=fuse needs no privilege"))
 }
 
-fn held(directory: &Path) -> Result<File, Failure> {
+fn held(directory: &Path) -> Result<Held, Failure> {
     let file = File::open(directory).map_err(|error| Failure::io("cannot open", path_text(directory), &error))?;
-    record::hold(&file, directory)?;
-    Ok(file)
+    record::hold(&file, directory)
 }
 
 fn own_record(record: &CageRecord, place: &Path) -> Result<(), Failure> {

@@ -42,7 +42,7 @@ impl CageEngine for QuotaEngine {
             return Err(Failure::usage(what).next("leave the mount point out, or use --engine=fuse"));
         }
         let open = open(directory)?;
-        record::hold(&open, directory)?;
+        let _held = record::hold(&open, directory)?;
         let known = CageRecord::find(directory)?.filter(|record| record.mountpoint == directory);
         if let Some(record) = known.as_ref().filter(|record| record.engine != EngineKind::Quota) {
             return Err(Failure::new(format!(
@@ -72,7 +72,7 @@ impl CageEngine for QuotaEngine {
     ) -> Result<CageRecord, Failure> {
         privileged()?;
         let open = open(&record.directory)?;
-        record::hold(&open, &record.directory)?;
+        let _held = record::hold(&open, &record.directory)?;
         let record =
             CageRecord { bytes: bytes.unwrap_or(record.bytes), inodes: inodes.or(record.inodes), ..record.clone() };
         match &record.detail {
@@ -118,9 +118,7 @@ impl CageEngine for QuotaEngine {
             Err(failure) if failure.exit == Exit::NotFound => None,
             open => Some(open?),
         };
-        if let Some(open) = &open {
-            record::hold(open, &record.directory)?;
-        }
+        let _held = open.as_ref().map(|open| record::hold(open, &record.directory)).transpose()?;
         match &record.detail {
             Detail::Qgroup { .. } => qgroup::lift(record, open.as_ref())?,
             _ => project::lift(record, open.as_ref(), tell)?,

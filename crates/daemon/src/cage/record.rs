@@ -21,7 +21,7 @@ use std::{
     io,
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
-        fs::{DirBuilderExt, OpenOptionsExt},
+        fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
 };
@@ -222,18 +222,50 @@ pub fn choosing() -> Result<File, Failure> {
     Ok(file)
 }
 
-/// Locks an open directory or image while its cage is made, changed or ended.
+/// The lock of a directory or image, until it is dropped.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Removed while it is locked: the next command sees that the file is another one. One that stays is used again.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Locks an open directory or image while its cage is made, changed or ended. The lock is on a file among the records:
+/// everybody who can open the directory could lock that, for as long as he likes.
 ///
 /// # Errors
 /// Another command holds the lock.
-pub fn hold(file: &File, name: &Path) -> Result<(), Failure> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::AGAIN) => {
-            let what = format!("another command is changing the cage of {} right now", path_text(name));
-            Err(Failure::new(what).exit(Exit::Busy).next("try again when it has ended"))
+pub fn hold(file: &File, name: &Path) -> Result<Held, Failure> {
+    hold_in(&own()?, file, name)
+}
+
+fn hold_in(directory: &Path, file: &File, name: &Path) -> Result<Held, Failure> {
+    let failed = |error: io::Error| Failure::io("cannot lock", path_text(name), &error);
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let (device, number) = file.metadata().map(identity).map_err(failed)?;
+    let path = directory.join(format!("{device:x}-{number:x}.held"));
+    loop {
+        let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).clone();
+        let lock = options.open(&path).map_err(failed)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                let what = format!("another command is changing the cage of {} right now", path_text(name));
+                return Err(Failure::new(what).exit(Exit::Busy).next("try again when it has ended"));
+            }
+            Err(error) => return Err(failed(error.into())),
         }
-        Err(error) => Err(Failure::io("cannot lock", path_text(name), &error.into())),
+        // The previous holder may have removed it since it was opened here.
+        let own = lock.metadata().map(identity).map_err(failed)?;
+        if fs::metadata(&path).is_ok_and(|there| identity(there) == own) {
+            return Ok(Held { path, _file: lock });
+        }
     }
 }
 
@@ -281,6 +313,20 @@ mod tests {
             let text = serde_json::to_vec(&record).unwrap();
             assert_eq!(serde_json::from_slice::<CageRecord>(&text).unwrap(), record);
         }
+    }
+
+    #[test]
+    fn a_lock_of_somebody_else_on_the_directory_refuses_no_command() {
+        let (records, caged) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let other = File::open(&caged).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let directory = File::open(&caged).unwrap();
+        let hold = || hold_in(records.path(), &directory, caged.path());
+        let held = hold().unwrap();
+        assert_eq!(hold().unwrap_err().exit, Exit::Busy);
+        drop(held);
+        drop(hold().unwrap());
+        assert_eq!(fs::read_dir(&records).unwrap().count(), 0);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::programs;
 use crate::{
     cage::{
         engine::{FileSystem, Tell},
-        record,
+        record::{self, Held},
     },
     clock,
     failure::{Exit, Failure},
@@ -50,7 +50,7 @@ pub struct Image {
     /// Open for reading and writing, without the page cache where the host can.
     pub file: File,
     /// Descriptor with the lock. It is separate: the kernel keeps `file` open as long as the image is attached.
-    _held: File,
+    _held: Held,
 }
 
 /// Returns the default path of an image: next to the directory, with the ending `.cage`.
@@ -225,7 +225,7 @@ const NO_ROOM: &str =
 struct Unready {
     name: PathBuf,
     file: File,
-    held: Option<File>,
+    held: Option<Held>,
 }
 
 impl Unready {
@@ -306,12 +306,11 @@ fn set_aside(new: &Unready, bytes: u64, sparse: bool) -> Result<(), Failure> {
 }
 
 /// Locks a file against other commands of ours.
-fn held(path: &Path) -> Result<File, Failure> {
+fn held(path: &Path) -> Result<Held, Failure> {
     let flag = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or_default();
     let file = OpenOptions::new().read(true).custom_flags(flag).open(path);
     let file = file.map_err(|error| Failure::io("cannot open", path_text(path), &error))?;
-    record::hold(&file, path)?;
-    Ok(file)
+    record::hold(&file, path)
 }
 
 /// Turns copy-on-write off for an image on Btrfs: otherwise it gets slow, and a block that it has already may find
