@@ -107,6 +107,7 @@ impl Identity {
 
     /// Length of an encoded identity, bytes.
     pub(crate) const LENGTH: usize = LENGTH;
+
     /// Incompatible feature: frames may be sealed (encrypted), in the unfinished form of this version; for tests.
     pub const UNFINISHED_ENCRYPTION: u64 = 1 << 62;
 
