@@ -252,7 +252,17 @@ impl Frames for SealedFrames {
         // Packed elsewhere, as a stream has brought it.
         let Pointer { compression, logical, .. } = compressed.pointer;
         let bytes = compressed.stored.as_deref().unwrap_or(frame.content);
-        let content = NewContent::Packed { bytes, compression, length: logical };
+        let mut unpacked = Vec::new();
+        let content = if bytes.len() < logical as usize {
+            NewContent::Packed { bytes, compression, length: logical }
+        } else {
+            // No frame is longer than its content: readers rely on it.
+            unpacked.resize(logical as usize, 0);
+            if !compress::decompress(compression, bytes, &mut unpacked) {
+                return Err(PoolError::Refused("content that does not unpack".to_owned()));
+            }
+            NewContent::Plain(&unpacked, frame.compression)
+        };
         self.below.write_compressed(frame, &self.seal(frame, logical, content)?)
     }
 }

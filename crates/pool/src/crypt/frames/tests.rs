@@ -213,9 +213,28 @@ fn packed_content_is_sealed_as_it_came() {
         checksum: crate::checksum::structure(&content),
     };
     let brought = Compressed { pointer, stored: None, sealed: None };
+    let pointer_of_long = pointer;
     let pointer = frames.write_compressed(&new_frame(FrameKind::Data, &packed), &brought).unwrap();
     assert!(pointer.is_sealed() && pointer.stored as usize <= packed.len() + 80);
     assert_eq!(*frames.read(&pointer).unwrap(), *content);
+    // Packed to something longer than the content: it is sealed as it was before.
+    let content = self::content(1, 5000);
+    let packed = lz4_flex::block::compress(&content);
+    assert!(packed.len() > content.len());
+    let logical = content.len() as u32;
+    let long = Pointer { compression: Compression::Lz4, logical, stored: packed.len() as u32, ..pointer_of_long };
+    let brought = Compressed { pointer: long, stored: None, sealed: None };
+    let pointer = frames.write_compressed(&new_frame(FrameKind::Data, &packed), &brought).unwrap();
+    assert_eq!((pointer.logical, pointer.stored), (logical, logical.next_multiple_of(16) + 64));
+    assert_eq!(*frames.read(&pointer).unwrap(), *content);
+    assert!(
+        frames
+            .write_compressed(
+                &new_frame(FrameKind::Data, &packed[1..]),
+                &Compressed { pointer: Pointer { logical: 400, ..long }, ..brought }
+            )
+            .is_err()
+    );
 }
 
 #[test]
