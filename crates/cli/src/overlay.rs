@@ -350,8 +350,12 @@ impl OverlayWords {
         if self.not_durable {
             option.push("volatile".to_owned());
         }
-        let union =
-            UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive, noatime: false };
+        let union = UnionSpec {
+            branch: Branches(branches),
+            option,
+            coherence: HostCoherence::Exclusive,
+            ..UnionSpec::default()
+        };
         let mut layers = vec![LayerSpec::Union(Box::new(union))];
         if self.shift != ShiftSpec::default() {
             layers.push(LayerSpec::Shift(self.shift));

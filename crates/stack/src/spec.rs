@@ -74,6 +74,8 @@ settings! {
         "coherence" => coherence: HostCoherence,
         /// Do not update their access times.
         "noatime" => noatime: bool,
+        /// The file in which it is noted which entries of read-only branches are hidden, for workspaces.
+        "base-log" => base_log: Option<PathBuf>,
     }
 }
 

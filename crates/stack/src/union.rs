@@ -10,7 +10,7 @@ use super::{
 };
 use crate::spec::{BranchSpec, LayerSpec, StackSpec, UnionSpec};
 use nacre_layers::{context::Context, host::Tree};
-use nacre_union::{BranchMode, ChangeError, Control, Member, Union, Words};
+use nacre_union::{BranchMode, ChangeError, Control, Member, Union, Words, base_log::BaseLog};
 use nacre_vfs::{Errno, Layer};
 use parking_lot::Mutex;
 use std::{ffi::OsStr, fmt, path::Path, sync::Arc};
@@ -75,6 +75,13 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
         Union::going_on(members, options, context.left_numbers.clone())
             .map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?,
     );
+    if let Some(path) = &spec.base_log {
+        if !path.is_absolute() {
+            return Err(format!("base-log={} has to begin with /", path.display()).into());
+        }
+        let log = BaseLog::open(path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+        union.log_hidden_entries(log);
+    }
     warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
     let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();

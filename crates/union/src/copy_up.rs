@@ -243,6 +243,7 @@ impl UnionShared {
         let name = Name::new(&place.name)?;
         let before = layer.getattr(&OWN, &parent.node, None)?;
         self.mark_home(&place.parent, parent)?;
+        self.note_hidden_with(&place.parent, &place.name, top, attr, Some(&built.part))?;
         let is_linked = attr.nlink > 1 || self.hardlinks.knows(node.id);
         if is_linked {
             let part = self.hardlinks.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;

@@ -83,6 +83,7 @@ impl UnionShared {
         let done = self
             .dress(&top, &attr, &part)
             .and_then(|()| identity::set_origin(&self.identities, branch, &part.node, part.id, node.id))
+            .and_then(|()| self.note_hidden_with(&place.parent, &place.name, &top, &attr, Some(&part)))
             .and_then(|()| move_in(&**layer, (&work, temporary.name()?), (&parent.node, name)));
         if let Err(error) = done {
             if let Err(left) = layer.rmdir(&OWN, &work, temporary.name()?) {

@@ -22,6 +22,7 @@
 //! * `check.rs` finds the remains of a crash, `interrupted.rs` finishes a rename of a killed process;
 //! * `identity.rs` keeps inode numbers stable, `hardlinks/index.rs` hard links; `watch.rs` forwards the change
 //!   notices of branches;
+//! * `base_log.rs` notes which entries of lower branches are hidden, for workspaces;
 //! * `pattern.rs` finds branches that are named by a pattern;
 //! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` options, `policy.rs` chooses branches
 //!   for new files and copies: all are pure; `explain.rs` reports the choice and its reason.
@@ -31,6 +32,7 @@
 
 mod attributes;
 mod balance;
+pub mod base_log;
 mod branch;
 mod branches;
 mod check;
@@ -194,6 +196,8 @@ pub(crate) struct UnionShared {
     pub(crate) names: Option<Arc<Names>>,
     /// Makes the changes of the union that users request through the mount.
     pub(crate) editor: OnceLock<Box<union::Editor>>,
+    /// The log of hidden entries, if there is one.
+    pub(crate) base_log: OnceLock<base_log::BaseLog>,
 }
 
 /// Several branches as one tree.

@@ -118,6 +118,7 @@ impl UnionShared {
         } else {
             let target = self.branch_for_copy(None, top.branch.index(), usize::MAX)?;
             let Some(part) = view.on(&target) else { return Ok(Removal::Needs(target)) };
+            self.note_hidden(parent, name.bytes(), &top, None)?;
             self.hide(parent, part, name)?;
             target
         };
@@ -272,6 +273,7 @@ impl UnionShared {
         }
         let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index())?;
         if !top.branch.is_writable() {
+            self.note_hidden(parent, name.bytes(), &top, None)?;
             self.hide(parent, home, name)?;
         } else if shows {
             let temporary = target.work()?.temporary();

@@ -262,6 +262,12 @@ impl UnionShared {
         if check(from, to, &node, target.node.as_ref(), flags)? {
             return Ok(RenameStep::Done(Vec::new()));
         }
+        // The source is copied up first, except for a further name of a file that has been; the target is replaced.
+        for (spot, side) in [(from, &source), (to, &target)] {
+            if let Some(found) = side.found() {
+                self.note_hidden(spot.parent, spot.name.bytes(), found.top()?, None)?;
+            }
+        }
         let moving = RenameSource { spot: from, side: &source, node: &node };
         let destination = RenameTarget { spot: to, side: &target };
         match (&target.node, flags.has(RenameFlags::EXCHANGE)) {

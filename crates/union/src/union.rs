@@ -4,6 +4,7 @@
 
 use crate::{
     Notices, OWN, PlacementState, TreeMoves, Union, UnionShared,
+    base_log::BaseLog,
     branch::{BRANCHES_MAX, BranchMode},
     branches::{Branch, Member, Slots, believe},
     control_file::ControlFile,
@@ -113,6 +114,12 @@ impl Union {
         Union::going_on(members, options, None)
     }
 
+    /// Notes from now on in a log which entries of read-only branches are hidden. The first log that is set counts.
+    pub fn log_hidden_entries(&self, log: BaseLog) {
+        // A second log would know half of the entries.
+        let _ = self.shared.base_log.set(log);
+    }
+
     /// As [`Union::named`], with the inode numbers that the previous process assigned; new ones are recorded
     /// for the next process.
     ///
@@ -211,6 +218,7 @@ impl Union {
             notices: Notices::default(),
             names,
             editor: OnceLock::new(),
+            base_log: OnceLock::new(),
         };
         let shared = Arc::new(shared);
         if let Err(error) = shared.finish_moves() {

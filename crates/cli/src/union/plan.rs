@@ -109,6 +109,7 @@ fn mount(
         option,
         coherence,
         noatime: settings.door.atime == Some(Atime::No),
+        base_log: None,
     };
     let mut layers = vec![LayerSpec::Union(Box::new(spec))];
     // The only rule that is supported here is umask=.

@@ -243,12 +243,7 @@ fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
 fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Failure> {
     let branches = BranchSpec::parse_list(text.as_bytes(), true, false)
         .map_err(|error| Failure::usage(format!("WHAT: {error}")))?;
-    let union = UnionSpec {
-        branch: Branches(branches),
-        option: Vec::new(),
-        coherence: HostCoherence::Exclusive,
-        noatime: false,
-    };
+    let union = UnionSpec { branch: Branches(branches), coherence: HostCoherence::Exclusive, ..UnionSpec::default() };
     let mut spec = StackSpec { layers: vec![LayerSpec::Union(Box::new(union))] };
     spec.directories_mut().into_iter().try_for_each(opening::absolute)?;
     spec.check().map_err(|error| Failure::usage(error.to_string()))?;

@@ -289,13 +289,15 @@ fn union() -> impl Strategy<Value = LayerSpec> {
         prop::sample::select(vec!["create=mfs:30", "sum", "route={a,b}=ff", "dirren=copy:5"]),
         0..3,
     );
-    (prop::collection::vec(branch, 1..4), option).prop_map(|(branches, option)| {
+    let base_log = prop::option::of(source());
+    (prop::collection::vec(branch, 1..4), option, base_log).prop_map(|(branches, option, base_log)| {
         let option = option.into_iter().map(str::to_owned).collect();
         LayerSpec::Union(Box::new(UnionSpec {
             branch: Branches(branches),
             option,
             coherence: HostCoherence::Exclusive,
             noatime: false,
+            base_log,
         }))
     })
 }
