@@ -16,6 +16,7 @@ use crate::{
     settings::Settings,
     top::{TopOrder, tables::Tab},
     union::command::{self as union, UnionVerb},
+    workspace::command::{self as workspace, WorkspaceVerb},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, error::ErrorKind, value_parser};
 use clap_complete::Shell;
@@ -44,7 +45,7 @@ pub fn foreign(error: &clap::Error, table: &Command, arguments: &[OsString]) -> 
                 let verbs = table.find_subcommand(family);
                 verbs.is_some_and(|verbs| verbs.find_subcommand(word).is_some())
             };
-            let families = ["pool", "fs", "cage", "union"].into_iter().filter(has_verb);
+            let families = ["pool", "fs", "cage", "union", "workspace"].into_iter().filter(has_verb);
             let commands: Vec<String> = families.map(|family| format!("nacre {family} {word}")).collect();
             if commands.is_empty() {
                 return None;
@@ -87,6 +88,8 @@ pub enum Invocation {
     Cage(CageVerb),
     /// A command on existing unions.
     Union(UnionVerb),
+    /// A command on workspaces.
+    Workspace(WorkspaceVerb),
     /// A command on pools.
     Pool(PoolVerb),
     /// A command on the file systems of pools.
@@ -143,6 +146,7 @@ pub fn table() -> Command {
         .subcommand(mergerfs())
         .subcommand(union::command())
         .subcommand(cage::command())
+        .subcommand(workspace::command())
         .subcommand(pool::command::command())
         .subcommand(fs::command())
         .subcommand(stack())
@@ -381,6 +385,7 @@ pub fn parse(matches: &ArgMatches) -> Result<Invocation, Failure> {
             Asked::Mount(plan) => Invocation::Mount(plan),
             Asked::Verb(verb) => Invocation::Union(verb),
         },
+        "workspace" => Invocation::Workspace(workspace::parse(matches)?),
         "pool" => Invocation::Pool(pool::verb::parse(matches)?),
         "fs" => Invocation::Fs(fs::parse(matches)?),
         "mount" => Invocation::Mount(plan::stack(

@@ -28,6 +28,7 @@ use nacre_daemon::{
     mountinfo,
     plan::{FUSE_OVERLAYFS, MERGERFS},
     pool::{client, expected, start::ZPOOL},
+    workspace::store::Store,
 };
 use nacre_pool::properties::{DATASET_PROPERTIES, Definition, Kind, POOL_PROPERTIES, Settable};
 use std::{
@@ -150,6 +151,7 @@ fn completer(verb: &str, of_pools: bool, shown: &str) -> Option<ArgValueComplete
         "USER" => ArgValueCompleter::new(|typed: &OsStr| fitting(typed, names_in("/etc/passwd"))),
         "GROUP" => ArgValueCompleter::new(|typed: &OsStr| fitting(typed, names_in("/etc/group"))),
         "MOUNTPOINT" => ArgValueCompleter::new(mounts),
+        "WORKSPACE" | "WORKSPACE@NAME" => ArgValueCompleter::new(|typed: &OsStr| fitting(typed, workspaces())),
         "POOL" => ArgValueCompleter::new(|typed: &OsStr| fitting(typed, pools())),
         "FILESYSTEM" => ArgValueCompleter::new(|typed: &OsStr| fitting(typed, filesystems())),
         "FILESYSTEM@SNAPSHOT" | "SNAPSHOT" | "WHAT" | "FROM" | "TO" | "BOOKMARK" => {
@@ -189,6 +191,10 @@ fn listed(words: &'static [&'static str]) -> ArgValueCompleter {
 /// Whether a text is a literal word, not the name of a kind of values.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+fn workspaces() -> Vec<String> {
+    Store::find().and_then(|store| store.names()).unwrap_or_default()
 }
 
 /// Returns the candidates that begin with the typed text.

@@ -313,6 +313,30 @@ fn last_words(order: &CopyCommand, outcome: &Outcome, now: &Snapshot, elapsed: f
     }
 }
 
+/// Copies a tree without a word, except for what is in the way; it is complete or an error.
+///
+/// # Errors
+/// Something cannot be copied.
+pub fn quietly(options: &Options) -> Result<(), Failure> {
+    // Modes are created as the source has them.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    let figures = Figures::default();
+    let problems = Mutex::new(Vec::new());
+    let outcome = nacre_copy::run(options, &figures, &AtomicBool::new(false), &|event| {
+        if let CopyEvent::Failed(what) = event {
+            problems.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        }
+    });
+    rustix::process::umask(umask);
+    let outcome = outcome.map_err(refused)?;
+    if outcome.complete() {
+        return Ok(());
+    }
+    let problems = problems.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let what = outcome.fatal.map(|fatal| fatal.what).or_else(|| problems.into_iter().next());
+    Err(Failure::new(what.unwrap_or_else(|| format!("{} is not copied", path_text(&options.source)))))
+}
+
 /// Returns the hint for an error that ended the whole copy.
 fn after(lack: Option<Lack>, again: &str) -> String {
     let first = match lack {

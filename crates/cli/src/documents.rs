@@ -182,10 +182,15 @@ fn files(name: &str) -> Roff {
         "/var/lib/nacre/pools",
         "Where each pool lay when it was last imported (of others: $XDG_STATE_HOME/nacre/pools, or ~/.local/state/nacre/pools)",
     );
+    const WORKSPACES: (&str, &str) = (
+        "/var/lib/nacre/workspaces",
+        "The changes and settings of root's workspaces (of others: $XDG_STATE_HOME/nacre/workspaces, or ~/.local/state/nacre/workspaces)",
+    );
     const LOGS: (&str, &str) = ("/run/nacre/POOL.log", "What the process of a pool had to say");
     let rows: &[(&str, &str)] = match family(name) {
         "" => &[SOCKETS, CAGES, POOLS, FUSE],
         "cage" => &[CAGES, SOCKETS, FUSE],
+        "workspace" => &[WORKSPACES, SOCKETS],
         "pool" | "fs" => &[POOLS, LOGS, SOCKETS],
         "bench" | "completions" | "man" | "copy" => return Roff::new(),
         _ => &[SOCKETS, FUSE],
@@ -197,6 +202,14 @@ fn exit_status(name: &str) -> Roff {
     let rows: &[(&str, &str)] = match family(name) {
         "bindfs" | "fuse" | "mergerfs" => &[("0", "Done."), ("1", "Everything else.")],
         "bench" => &[("0", "Done."), ("1", "It could not be measured."), ("2", "The command line is wrong.")],
+        "workspace" => &[
+            ("0", "Done; diff: without changes."),
+            ("1", "It could not be done; diff: with changes."),
+            ("2", "The command line is wrong."),
+            ("3", "Something that was named does not exist."),
+            ("4", "This user is not allowed to do it; commit: others have changed the same paths."),
+            ("5", "It is in use."),
+        ],
         "doctor" => &[("0", "Mounts can be made."), ("1", "Something is missing that every mount needs.")],
         _ => &[
             ("0", "Done."),

@@ -35,6 +35,7 @@ mod tests;
 mod top;
 mod umount;
 mod union;
+mod workspace;
 
 use std::process::ExitCode;
 

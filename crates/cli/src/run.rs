@@ -9,7 +9,7 @@ use crate::{
     overlay,
     personality::{self, Personality},
     plan::Plan,
-    pool, remount, status, top, umount, union,
+    pool, remount, status, top, umount, union, workspace,
 };
 use nacre_daemon::{
     asked,
@@ -159,6 +159,7 @@ fn invoke(invocation: Invocation) -> Result<ExitCode, Failure> {
         }
         Invocation::Cage(verb) => cage::run::run(&verb)?,
         Invocation::Union(verb) => union::run::run(&verb)?,
+        Invocation::Workspace(verb) => return workspace::run::run(verb),
         Invocation::Pool(verb) => return pool::run::run(verb, &pool::run::typed("nacre")),
         Invocation::Fs(verb) => return fs::run::run(verb, &pool::run::typed("nacre")),
         Invocation::Metrics { mountpoints, everybody, listen: None } => {

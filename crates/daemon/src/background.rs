@@ -89,6 +89,14 @@ pub fn start(reason: &str) -> Result<Started, Failure> {
     spawn(&name, arguments, &[(REASON, reason)])
 }
 
+/// Starts a process with this command line that will serve a mount, and waits until it answers.
+///
+/// # Errors
+/// The process cannot be started.
+pub fn spawn_for(name: &OsStr, arguments: Vec<OsString>, reason: &str) -> Result<Started, Failure> {
+    spawn(name, arguments.into_iter(), &[(REASON, reason)])
+}
+
 /// Starts a process that will serve mounts, and waits until it reports readiness. `settings` are added to its
 /// environment.
 ///

@@ -42,3 +42,4 @@ pub mod union;
 pub mod unmount;
 pub mod upgrade;
 pub mod whole_file;
+pub mod workspace;

@@ -5,6 +5,7 @@
 //! a process whose `/proc` entries hang is waited for no longer than [`LIMIT`].
 
 use std::{
+    collections::{HashMap, HashSet},
     fs,
     path::{Path, PathBuf},
     time::Duration,
@@ -60,6 +61,48 @@ fn users(mount: Identity) -> Vec<User> {
         }
     }
     found
+}
+
+/// Counts the processes that use each of these file systems; `None` where `/proc` does not answer in time.
+pub(crate) fn count(devices: Vec<(u32, u32)>) -> Option<HashMap<(u32, u32), usize>> {
+    if devices.is_empty() {
+        return Some(HashMap::new());
+    }
+    let devices: HashSet<(u32, u32)> = devices.into_iter().collect();
+    let looked = ProcLooks::default().within(LIMIT, move || {
+        let mut counts = HashMap::new();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.to_str().and_then(|name| name.parse::<u32>().ok()).is_none_or(|pid| pid == std::process::id()) {
+                continue;
+            }
+            for device in used(&entry.path()).into_iter().filter(|device| devices.contains(device)) {
+                *counts.entry(device).or_insert(0) += 1;
+            }
+        }
+        counts
+    });
+    looked.ok().flatten()
+}
+
+/// The device numbers of the file systems that a process uses.
+fn used(process: &Path) -> HashSet<(u32, u32)> {
+    let mut devices = HashSet::new();
+    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().map(|entry| entry.path());
+    for link in ["cwd", "root"].into_iter().map(|link| process.join(link)).chain(descriptors) {
+        if let Ok(stat) = rustix::fs::statx(CWD, &link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()) {
+            devices.insert((stat.stx_dev_major, stat.stx_dev_minor));
+        }
+    }
+    let maps = fs::read(process.join("maps")).unwrap_or_default();
+    for line in maps.split(|byte| *byte == b'\n') {
+        let device = line.split(|byte| *byte == b' ').nth(3).and_then(|text| std::str::from_utf8(text).ok());
+        let Some((major, minor)) = device.and_then(|device| device.split_once(':')) else { continue };
+        if let (Ok(major), Ok(minor)) = (u32::from_str_radix(major, 16), u32::from_str_radix(minor, 16)) {
+            devices.insert((major, minor));
+        }
+    }
+    devices
 }
 
 /// Returns how a process uses the file system with this device number, if it does.

@@ -158,7 +158,7 @@ pub(crate) fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failu
 ///
 /// # Errors
 /// The path does not exist, or is not a directory.
-pub(crate) fn directory(named: &Path, what: &str, why: &str) -> Result<PathBuf, Failure> {
+pub fn directory(named: &Path, what: &str, why: &str) -> Result<PathBuf, Failure> {
     let text = path_text(named);
     let found = fs::canonicalize(named).and_then(|real| Ok((fs::metadata(&real)?.is_dir(), real)));
     match found {

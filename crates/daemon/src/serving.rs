@@ -28,7 +28,7 @@ use crate::{
         self,
         requests::{BranchPosition, UnionAnswer, UnionRequest},
     },
-    unmount,
+    unmount, workspace,
 };
 use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
@@ -122,6 +122,7 @@ impl Live {
             Some(left) => Found::left(left)?,
             None => Found::look(plan, &context)?,
         };
+        context.tell = workspace::view::telling(&source, context.tell);
         let directories = match (&guarded, &left) {
             (Some(_), Some(left)) => Directories::left(left)?,
             (Some(_), None) => Directories::open(&spec)?,

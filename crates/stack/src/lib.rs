@@ -31,8 +31,8 @@ mod without;
 
 use crate::{
     spec::{
-        CageSpec, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, RemapSpec, ShiftSpec, SpecError, StackSpec,
-        Symlinks, ThrottleSpec, XattrPolicy,
+        BranchSource, CageSpec, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, RemapSpec, ShiftSpec,
+        SpecError, StackSpec, Symlinks, ThrottleSpec, XattrPolicy,
     },
     without::Without,
 };
@@ -189,6 +189,10 @@ pub fn check_settings(spec: &StackSpec) -> Result<(), BuildError> {
             LayerSpec::Throttle(throttle) => rates(throttle).map(drop).map_err(Into::into),
             LayerSpec::Shift(spec) => shift(spec).map(drop).map_err(Into::into),
             LayerSpec::Cage(cage) => cage.check().map_err(Into::into),
+            LayerSpec::Union(union) => union.branch.0.iter().try_for_each(|branch| match &branch.source {
+                BranchSource::Stack(stack) => check_settings(stack).map_err(Into::into),
+                BranchSource::Directory(_) => Ok(()),
+            }),
             _ => Ok(()),
         };
         within(place, layer, checked)
@@ -353,10 +357,17 @@ enum Change<'a> {
 }
 
 impl Stack {
-    /// All cages, from the bottom up.
+    /// All cages, in the order of [`StackSpec::cages`].
     pub fn cages(&self) -> Vec<Arc<Cage>> {
-        let cage = |handle: &Handle| if let Handle::Cage(cage) = handle { Some(Arc::clone(cage)) } else { None };
-        self.handles.iter().filter_map(cage).collect()
+        let mut cages = Vec::new();
+        for handle in &self.handles {
+            match handle {
+                Handle::Cage(cage) => cages.push(Arc::clone(cage)),
+                Handle::Union(served) => cages.extend(served.cages.iter().map(Arc::clone)),
+                _ => {}
+            }
+        }
+        cages
     }
 
     /// Applies other settings while the stack serves, all of them or none: rules of `remap`, rates

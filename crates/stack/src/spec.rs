@@ -76,6 +76,9 @@ settings! {
         "noatime" => noatime: bool,
         /// The file in which it is noted which entries of read-only branches are hidden, for workspaces.
         "base-log" => base_log: Option<PathBuf>,
+        /// With `base-log`: paths from the union's top that stay as they are on their branches; may be given several
+        /// times.
+        "frozen" => frozen: Vec<PathBuf>,
     }
 }
 
@@ -239,6 +242,44 @@ impl StackSpec {
 }
 
 impl StackSpec {
+    /// The cages of the stack, from the bottom up: those of a union's branches first, from the top branch down.
+    pub fn cages(&self) -> Vec<&CageSpec> {
+        let mut cages = Vec::new();
+        for layer in &self.layers {
+            match layer {
+                LayerSpec::Cage(cage) => cages.push(&**cage),
+                LayerSpec::Union(union) => {
+                    for branch in &union.branch.0 {
+                        if let BranchSource::Stack(stack) = &branch.source {
+                            cages.extend(stack.cages());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        cages
+    }
+
+    /// As [`StackSpec::cages`], mutable.
+    pub fn cages_mut(&mut self) -> Vec<&mut CageSpec> {
+        let mut cages = Vec::new();
+        for layer in &mut self.layers {
+            match layer {
+                LayerSpec::Cage(cage) => cages.push(&mut **cage),
+                LayerSpec::Union(union) => {
+                    for branch in &mut union.branch.0 {
+                        if let BranchSource::Stack(stack) = &mut branch.source {
+                            cages.extend(stack.cages_mut());
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        cages
+    }
+
     /// The host directories of all its layers.
     pub fn directories(&self) -> Vec<&Path> {
         let mut directories = Vec::new();

@@ -9,11 +9,12 @@ use super::{
     claim::{Claim, claim, work_lock},
 };
 use crate::spec::{BranchSpec, LayerSpec, StackSpec, UnionSpec};
+use nacre_cage::Cage;
 use nacre_layers::{context::Context, host::Tree};
 use nacre_union::{BranchMode, ChangeError, Control, Member, Union, Words, base_log::BaseLog};
 use nacre_vfs::{Errno, Layer};
 use parking_lot::Mutex;
-use std::{ffi::OsStr, fmt, path::Path, sync::Arc};
+use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 
 /// A union, with the locks that keep other unions from writing to its branches.
 pub(super) struct Served {
@@ -22,6 +23,8 @@ pub(super) struct Served {
     tree: Tree,
     /// By the slot of the branch.
     claims: Mutex<Vec<(u8, Claim)>>,
+    /// The cages of branches.
+    pub(super) cages: Vec<Arc<Cage>>,
 }
 
 /// Callback that records the specification of a stack.
@@ -59,10 +62,11 @@ impl From<ChangeError> for BranchError {
 /// Opens all branches and makes a union of them.
 pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, BuildError> {
     let options = spec.options().map_err(|error| error.to_string())?;
-    let (mut members, mut claims) = (Vec::with_capacity(spec.branch.0.len()), Vec::new());
+    let (mut members, mut claims, mut cages) = (Vec::with_capacity(spec.branch.0.len()), Vec::new(), Vec::new());
     let tree = context.watch_group.clone().unwrap_or_default().tree();
     for branch in &spec.branch.0 {
-        let (opened, claim) = member(branch, (spec, &tree), context, warnings)?;
+        let (opened, claim, limits) = member(branch, (spec, &tree), context, warnings)?;
+        cages.extend(limits);
         members.push(opened);
         claims.push(claim);
     }
@@ -80,12 +84,13 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
             return Err(format!("base-log={} has to begin with /", path.display()).into());
         }
         let log = BaseLog::open(path).map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-        union.log_hidden_entries(log);
+        let frozen = spec.frozen.iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
+        union.log_hidden_entries(log.frozen(frozen));
     }
     warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
     let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();
-    Ok(Served { union, tree, claims: Mutex::new(claims) })
+    Ok(Served { union, tree, claims: Mutex::new(claims), cages })
 }
 
 /// Warning about a branch whose top directory has another owner or mode than the shown one.
@@ -103,16 +108,17 @@ fn member(
     (union, tree): (&UnionSpec, &Tree),
     context: &Context,
     warnings: &mut Vec<String>,
-) -> Result<(Member, Option<Claim>), BranchError> {
+) -> Result<(Member, Option<Claim>, Vec<Arc<Cage>>), BranchError> {
     let name = branch.name();
     let within =
         |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
     let on_demand = works_on_demand(union)?;
     let claim = claim(branch, &branch.mode, on_demand, context, warnings)?;
     let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(within)?;
+    let cages = stack.cages();
     warnings.extend(stack.warnings);
     let lock = if on_demand { work_lock(branch, context) } else { None };
-    Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work, lock }, claim))
+    Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work, lock }, claim, cages))
 }
 
 /// Whether the union's own directories on branches are there only while they are needed.
@@ -144,7 +150,10 @@ impl Stack {
         let mut warnings = Vec::new();
         self.change(|union, served, changing| {
             let place = place.min(union.branch.0.len());
-            let (member, claim) = member(&branch, (union, &served.tree), context, &mut warnings)?;
+            let (member, claim, cages) = member(&branch, (union, &served.tree), context, &mut warnings)?;
+            if !cages.is_empty() {
+                return Err(BranchError::new("a branch with a cage can only be there from the start"));
+            }
             let (layer, name) = (Arc::clone(&member.layer), branch.name());
             let warns = union.options().is_ok_and(|options| options.warn_permissions);
             union.branch.0.insert(place, branch);

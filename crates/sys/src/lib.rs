@@ -27,6 +27,7 @@ pub mod mapping;
 pub mod memory;
 pub mod memory_limit;
 pub mod mounts;
+pub mod namespaces;
 pub mod proc_looks;
 pub mod processes;
 pub mod project_quota;

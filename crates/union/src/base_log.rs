@@ -74,18 +74,7 @@ impl HiddenEntry {
     /// The line of the entry, with a newline at its end.
     pub fn line(&self) -> String {
         let mut line = format!("{} ", self.branch);
-        match self.path.as_slice() {
-            [] => line.push('%'),
-            path => {
-                for byte in path {
-                    // Writing to a string cannot fail.
-                    let _ = match byte {
-                        b'!'..=b'~' if *byte != b'%' => write!(line, "{}", char::from(*byte)),
-                        _ => write!(line, "%{byte:02X}"),
-                    };
-                }
-            }
-        }
+        line.push_str(&escaped(&self.path));
         let time = |(seconds, nanos): (i64, u32)| format!("{seconds}.{nanos:09}");
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let _ = writeln!(
@@ -151,7 +140,24 @@ fn parsed_time(text: &str) -> Option<(i64, u32)> {
     Some((seconds.parse().ok()?, nanos.parse().ok()?))
 }
 
-fn unescaped(text: &str) -> Option<Vec<u8>> {
+/// A path as one word of ASCII: bytes outside of `!` to `~`, and `%`, as `%XX`; the empty path is `%`.
+pub fn escaped(path: &[u8]) -> String {
+    if path.is_empty() {
+        return "%".to_owned();
+    }
+    let mut text = String::with_capacity(path.len());
+    for byte in path {
+        match byte {
+            b'!'..=b'~' if *byte != b'%' => text.push(char::from(*byte)),
+            // Writing to a string cannot fail.
+            _ => drop(write!(text, "%{byte:02X}")),
+        }
+    }
+    text
+}
+
+/// Reads back what [`escaped`] writes; `None` where it is malformed.
+pub fn unescaped(text: &str) -> Option<Vec<u8>> {
     if text == "%" {
         return Some(Vec::new());
     }
@@ -181,7 +187,7 @@ impl UnionShared {
     /// visible at the path; nothing is noted for parts on writable branches.
     ///
     /// # Errors
-    /// The log cannot be written; then the entry must not be hidden.
+    /// EROFS for frozen paths; the log cannot be written. Then the entry must not be hidden.
     pub(crate) fn note_hidden(
         &self,
         directory: &UnionNode,
@@ -210,6 +216,9 @@ impl UnionShared {
     ) -> Result<()> {
         let Some(log) = self.base_log.get().filter(|_| !part.branch.is_writable()) else { return Ok(()) };
         let path = path_in(directory, name);
+        if log.is_frozen(&path) {
+            return Err(Errno::EROFS);
+        }
         log.append(&HiddenEntry::new(part.branch.index(), path, attr, copy.map(|copy| copy.id.ino)))
     }
 }
@@ -218,6 +227,8 @@ impl UnionShared {
 #[derive(Debug)]
 pub struct BaseLog {
     file: Mutex<File>,
+    /// Paths below which nothing may be hidden.
+    frozen: Vec<Vec<u8>>,
 }
 
 impl BaseLog {
@@ -235,7 +246,21 @@ impl BaseLog {
                 file.write_all(b"\n")?;
             }
         }
-        Ok(BaseLog { file: Mutex::new(file) })
+        Ok(BaseLog { file: Mutex::new(file), frozen: Vec::new() })
+    }
+
+    /// Has entries at and below these paths stay as they are on their branches: each change of them is EROFS.
+    #[must_use]
+    pub fn frozen(mut self, paths: Vec<Vec<u8>>) -> BaseLog {
+        self.frozen = paths;
+        self
+    }
+
+    fn is_frozen(&self, path: &[u8]) -> bool {
+        self.frozen.iter().any(|frozen| {
+            path.strip_prefix(frozen.as_slice())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/") || frozen.is_empty())
+        })
     }
 
     /// Appends an entry.
@@ -288,6 +313,15 @@ mod tests {
             let line = written.line();
             assert!(line.is_ascii() && line.ends_with('\n') && line.matches('\n').count() == 1);
             assert_eq!(HiddenEntry::parse(line.trim_end_matches('\n')), Some(written));
+        }
+    }
+
+    #[test]
+    fn frozen_paths_have_everything_below_them() {
+        let scratch = tempfile::tempdir().unwrap();
+        let log = BaseLog::open(&scratch.path().join("log")).unwrap().frozen(vec![b"a/b".to_vec()]);
+        for (path, is_frozen) in [("a", false), ("a/b", true), ("a/b/c", true), ("a/bc", false), ("", false)] {
+            assert_eq!(log.is_frozen(path.as_bytes()), is_frozen, "{path}");
         }
     }
 

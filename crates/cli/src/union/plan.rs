@@ -110,6 +110,7 @@ fn mount(
         coherence,
         noatime: settings.door.atime == Some(Atime::No),
         base_log: None,
+        frozen: Vec::new(),
     };
     let mut layers = vec![LayerSpec::Union(Box::new(spec))];
     // The only rule that is supported here is umask=.

@@ -72,5 +72,6 @@ mod union_words;
 mod units;
 mod user;
 mod walk;
+mod workspace;
 mod zfs_compare;
 mod zfs_words;

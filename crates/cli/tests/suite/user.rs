@@ -12,10 +12,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Returns whether the body of a test shall run in this process. As root, the test is run again in
+/// Returns whether the body of a test (of this module, or with its path) shall run in this process. As root, the test is run again in
 /// a process of nobody's, with a copy of the program that nobody can reach, and the result is
 /// false.
-fn as_user(test: &str) -> bool {
+pub fn as_user(test: &str) -> bool {
     if !can_mount() {
         return false;
     }
@@ -42,7 +42,7 @@ fn as_user(test: &str) -> bool {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
             .arg(tests)
-            .args([&format!("user::{test}"), "--exact", "--nocapture", "--test-threads=1"])
+            .args([&*if test.contains("::") { test.to_owned() } else { format!("user::{test}") }, "--exact", "--nocapture", "--test-threads=1"])
             .current_dir(&own)
             .env("NACRE_BINARY", program)
             .env("NACRE_TEST_DIR", &own)

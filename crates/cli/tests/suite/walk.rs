@@ -89,6 +89,11 @@ fn cages() {
 }
 
 #[test]
+fn workspaces() {
+    walk_all(rows::WORKSPACES);
+}
+
+#[test]
 fn pools() {
     walk_all(rows::POOLS);
 }
@@ -108,7 +113,7 @@ fn file_systems_from_snapshots() {
 fn questions() {
     needs!(as_root());
     let scene = Scene::new(
-        "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c && nacre fs send $P/a@s >.programs/stream",
+        "mkdir m u c && nacre mirror source m && nacre union upper:lower u && nacre cage --size 10M source/d c && nacre workspace create w --from source && nacre fs send $P/a@s >.programs/stream",
         true,
     );
     let before = scene.look();

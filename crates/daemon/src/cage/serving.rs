@@ -32,12 +32,12 @@ use std::{
 /// Limits that are not understood; a directory that is caged already, or that lies within its own mount or contains
 /// it; accounting in the directory itself.
 pub fn check(spec: &StackSpec, mountpoint: &Path, context: &Context) -> Result<(), Failure> {
-    for cage in cages(spec) {
+    for cage in spec.cages() {
         cage.limits(context).map_err(|error| Failure::new(format!("the cage cannot be made: {error}")))?;
     }
     let Some(directory) = caged(spec)? else { return Ok(()) };
     place::apart(&directory, mountpoint)?;
-    for cage in cages(spec) {
+    for cage in spec.cages() {
         if let Some(state) = &cage.state {
             state::outside(state, &directory, mountpoint)?;
         }
@@ -76,11 +76,7 @@ pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<Str
     if let Some(LayerSpec::Host(host)) = spec.layers.first_mut() {
         host.source.clone_from(&directory);
     }
-    let cages = spec.layers.iter_mut().filter_map(|layer| match layer {
-        LayerSpec::Cage(cage) => Some(cage),
-        _ => None,
-    });
-    for (place, cage) in cages.enumerate() {
+    for (place, cage) in spec.cages_mut().into_iter().enumerate() {
         match &mut cage.state {
             Some(named) => {
                 crate::opening::absolute(named)?;
@@ -104,16 +100,9 @@ pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<Str
 /// Returns the source directory of a stack with cages, resolved; `None` where there is no cage, or no directory.
 fn caged(spec: &StackSpec) -> Result<Option<PathBuf>, Failure> {
     match spec.layers.first() {
-        Some(LayerSpec::Host(host)) if cages(spec).next().is_some() => place::directory(&host.source).map(Some),
+        Some(LayerSpec::Host(host)) if !spec.cages().is_empty() => place::directory(&host.source).map(Some),
         _ => Ok(None),
     }
-}
-
-fn cages(spec: &StackSpec) -> impl Iterator<Item = &CageSpec> {
-    spec.layers.iter().filter_map(|layer| match layer {
-        LayerSpec::Cage(cage) => Some(&**cage),
-        _ => None,
-    })
 }
 
 /// Changes the limits of a cage in the specification; returns the new limits for the running cage.
@@ -127,11 +116,7 @@ pub fn resized(
     inodes: Option<InodeChange>,
     context: &Context,
 ) -> Result<Limits, Failure> {
-    let found = spec.layers.iter_mut().filter_map(|layer| match layer {
-        LayerSpec::Cage(cage) => Some(cage),
-        _ => None,
-    });
-    let cage = found.into_iter().nth(which).ok_or_else(|| Failure::new("this mount has no such cage"))?;
+    let cage = spec.cages_mut().into_iter().nth(which).ok_or_else(|| Failure::new("this mount has no such cage"))?;
     if let Some(change) = size {
         let present = cage.size.as_deref().and_then(|size| size.parse::<Size>().ok()).map(Size::bytes);
         cage.size = Some(Size::new(change.of(present, "the cage")?).to_string());
@@ -146,10 +131,14 @@ pub fn resized(
 pub fn reports(cages: &[Arc<Cage>], spec: &StackSpec, status: &Status, about: &About) -> Vec<CageReport> {
     let directory = match spec.layers.first() {
         Some(LayerSpec::Host(host)) => path_text(&host.source),
+        Some(LayerSpec::Union(union)) => {
+            let writable = union.branch.0.iter().find(|branch| branch.mode.writable());
+            writable.map_or_else(|| "union".to_owned(), |branch| path_text(&branch.name()))
+        }
         Some(leaf) => leaf.name().to_owned(),
         None => String::new(),
     };
-    let specs = self::cages(spec);
+    let specs = spec.cages();
     cages.iter().zip(specs).map(|(cage, spec)| report(cage.report(), spec, &directory, status, about)).collect()
 }
 

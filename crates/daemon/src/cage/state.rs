@@ -208,7 +208,7 @@ fn make(directory: &Path) -> Result<(), Failure> {
 }
 
 /// Resolves the existing part of a path.
-fn resolved(path: &Path) -> PathBuf {
+pub(crate) fn resolved(path: &Path) -> PathBuf {
     let mut rest = Vec::new();
     let mut there = path;
     loop {

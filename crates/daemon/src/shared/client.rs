@@ -35,6 +35,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// Failures of the mount; or the shared process cannot be reached.
 pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Failure> {
+    mount_or(plan, name, reason, &|why| alone(plan, why, reason))
+}
+
+/// As [`mount`]; `alone` has a process of its own serve the mount where this process cannot, for a reason.
+///
+/// # Errors
+/// As [`mount`].
+pub fn mount_or(
+    plan: &MountPlan,
+    name: &str,
+    reason: &str,
+    alone: &dyn Fn(&str) -> Result<ExitCode, Failure>,
+) -> Result<ExitCode, Failure> {
     let resolved = serve::resolve(plan)?;
     if resolved.spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
         return Err(Failure::usage(
@@ -43,7 +56,7 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
         .next("leave --daemon out"));
     }
     let Some(request) = MountRequest::new(plan, resolved, reason) else {
-        return alone(plan, "the stack cannot be written in one line", reason);
+        return alone("the stack cannot be written in one line");
     };
     let identity = identity::own().map_err(|error| {
         Failure::io("cannot read", "/proc/self", &error).next("mount the proc file system at /proc")
@@ -57,7 +70,7 @@ pub fn mount(plan: &MountPlan, name: &str, reason: &str) -> Result<ExitCode, Fai
         };
         match outcome {
             Some(Progress::Mounted) => return Ok(ExitCode::SUCCESS),
-            Some(Progress::Apart { why }) => return alone(plan, &why, reason),
+            Some(Progress::Apart { why }) => return alone(&why),
             // It has just ended, or was asked to: soon nobody listens there any more.
             Some(Progress::Accepted) | None => clock::pause(AGAIN),
         }

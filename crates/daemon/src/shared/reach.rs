@@ -22,6 +22,8 @@ pub struct Reach {
     pub id: Option<(u64, u64)>,
     /// Whether the mount may change files in it.
     pub writes: bool,
+    /// Directories in it that the mount does not show.
+    pub hidden: Vec<PathBuf>,
 }
 
 impl Reach {
@@ -30,7 +32,7 @@ impl Reach {
         // A directory that cannot be accessed cannot be mounted either; mounting reports why.
         let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         let id = fs::metadata(&directory).ok().map(|data| (data.dev(), data.ino()));
-        Reach { directory, id, writes }
+        Reach { directory, id, writes, hidden: Vec::new() }
     }
 }
 
@@ -47,19 +49,22 @@ pub struct MountReach {
 
 /// Returns the source directories of a stack.
 pub fn of(spec: &StackSpec, read_only: bool) -> Vec<Reach> {
-    let directories = spec.layers.iter().flat_map(|layer| match layer {
-        LayerSpec::Host(host) => vec![(host.source.as_path(), true)],
-        LayerSpec::Union(union) => {
-            let branches = union.branch.0.iter();
-            branches
-                .flat_map(|branch| {
-                    branch.directories().into_iter().map(|directory| (directory, branch.mode.writable()))
-                })
-                .collect()
+    let reach = |stack: &StackSpec, writes: bool| {
+        let hidden = match stack.layers.first() {
+            Some(LayerSpec::Host(host)) => host.without.clone(),
+            _ => Vec::new(),
+        };
+        let directories = stack.directories().into_iter();
+        let reached =
+            directories.map(|directory| Reach { hidden: hidden.clone(), ..Reach::of(directory, writes && !read_only) });
+        reached.collect::<Vec<_>>()
+    };
+    match spec.layers.first() {
+        Some(LayerSpec::Union(union)) => {
+            union.branch.0.iter().flat_map(|branch| reach(&branch.stack(union), branch.mode.writable())).collect()
         }
-        _ => Vec::new(),
-    });
-    directories.map(|(directory, writes)| Reach::of(directory, writes && !read_only)).collect()
+        _ => reach(spec, true),
+    }
 }
 
 /// Returns why two mounts cannot be served by one process; `None` where they can.
@@ -71,7 +76,11 @@ pub fn conflict(one: &MountReach, other: &MountReach) -> Option<String> {
 /// Returns a conflict where one mount writes in a directory of the other.
 fn meets(a: &Reach, b: &Reach) -> Option<String> {
     let same = a.id.is_some() && a.id == b.id;
-    let overlap = same || a.directory.starts_with(&b.directory) || b.directory.starts_with(&a.directory);
+    let contains = |outer: &Reach, inner: &Reach| {
+        inner.directory.starts_with(&outer.directory)
+            && !outer.hidden.iter().any(|hidden| inner.directory.starts_with(hidden))
+    };
+    let overlap = same || contains(a, b) || contains(b, a);
     (overlap && (a.writes || b.writes)).then(|| {
         let by = if a.writes { a } else { b };
         format!("another mount of that process uses what is changed in {}", path_text(&by.directory))
@@ -82,7 +91,9 @@ fn meets(a: &Reach, b: &Reach) -> Option<String> {
 fn within(one: &MountReach, other: &MountReach) -> Option<String> {
     let shows = |reach: &&Reach| {
         let mounted = reach.id.is_some_and(|(device, _)| Some(device) == other.device);
-        let below = other.mountpoint != reach.directory && other.mountpoint.starts_with(&reach.directory);
+        let below = other.mountpoint != reach.directory
+            && other.mountpoint.starts_with(&reach.directory)
+            && !reach.hidden.iter().any(|hidden| other.mountpoint.starts_with(hidden));
         mounted || below || (other.device.is_some() && reach.directory.starts_with(&other.mountpoint))
     };
     let reach = one.reach.iter().find(shows)?;
@@ -102,6 +113,7 @@ mod tests {
             directory: PathBuf::from(directory),
             id: None,
             writes: *writes,
+            hidden: Vec::new(),
         });
         MountReach { mountpoint: PathBuf::from(mountpoint), device, reach: reach.collect() }
     }
@@ -137,16 +149,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_mount_does_not_show_is_no_conflict() {
+        let written = place("/m", None, &[("/home/state/a/upper", true)]);
+        let mut whole = place("/n", None, &[("/home", false)]);
+        assert!(conflict(&written, &whole).is_some());
+        whole.reach[0].hidden = vec![PathBuf::from("/home/state")];
+        assert!(conflict(&written, &whole).is_none() && conflict(&whole, &written).is_none());
+        let shown = place("/home/state/a/view", None, &[("/other", true)]);
+        assert!(conflict(&shown, &whole).is_none());
+    }
+
+    #[test]
     fn directories_are_known_by_other_names() {
         let with = |device, inode, writes| Reach {
             directory: PathBuf::from(format!("/{device}/{inode}")),
             id: Some((1, 5)),
             writes,
+            hidden: Vec::new(),
         };
         let one = MountReach { mountpoint: PathBuf::from("/m"), device: Some(9), reach: vec![with(1, 2, true)] };
         let bound = MountReach { mountpoint: PathBuf::from("/n"), device: None, reach: vec![with(3, 4, false)] };
         assert!(conflict(&one, &bound).unwrap().contains("/1/2"));
-        let elsewhere = Reach { directory: PathBuf::from("/bound"), id: Some((9, 1)), writes: false };
+        let elsewhere =
+            Reach { directory: PathBuf::from("/bound"), id: Some((9, 1)), writes: false, hidden: Vec::new() };
         let through = MountReach { reach: vec![elsewhere], ..bound };
         assert!(conflict(&through, &one).unwrap().contains("would show the mount at /m"));
     }

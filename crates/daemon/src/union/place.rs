@@ -28,6 +28,7 @@ pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
             let mut plain = Vec::new();
             for spec in &union.branch.0 {
                 let hidden = without(spec);
+                let hides = |path: &Path| hidden.iter().any(|hidden| path.starts_with(hidden));
                 let real = spec.directories().into_iter().map(branch).collect::<Result<Vec<_>, _>>()?;
                 if hidden.is_empty() {
                     plain.extend(real);
@@ -36,12 +37,12 @@ pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
                 // Directories that a branch hides are not contained in it.
                 for other in union.branch.0.iter().filter(|other| *other != spec).flat_map(BranchSpec::directories) {
                     let other = branch(other)?;
-                    if !hidden.contains(&other) {
+                    if !hides(&other) {
                         overlap(&[&real[..], &[other]].concat(), mountpoint)?;
                     }
                 }
                 overlap(&real, mountpoint)?;
-                if !hidden.iter().any(|hidden| hidden == mountpoint) {
+                if !hides(mountpoint) {
                     apart(&real, mountpoint)?;
                 }
             }

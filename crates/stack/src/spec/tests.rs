@@ -121,7 +121,7 @@ fn branches_are_directories_or_stacks() {
         ("union:/a,create=mfs", "unknown key \"create\""),
         ("union:{mem", "has to end with }"),
         ("union:{mem}x", "only =ATTRIBUTES may follow"),
-        ("union:{mem \\| cage:size=1G}", "a cage cannot lie below a union"),
+        ("union:{mem \\| cage:size=1G}", "a cage below a union needs state="),
         ("mem | union:/a", "only be the lowest"),
     ] {
         let error = refusal(text);
@@ -298,6 +298,7 @@ fn union() -> impl Strategy<Value = LayerSpec> {
             coherence: HostCoherence::Exclusive,
             noatime: false,
             base_log,
+            frozen: vec![PathBuf::from("a,b|c")],
         }))
     })
 }

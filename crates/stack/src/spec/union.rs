@@ -271,11 +271,11 @@ impl UnionSpec {
         for branch in &self.branch.0 {
             if let BranchSource::Stack(stack) = &branch.source {
                 stack.check()?;
-                // A cage's accounts are closed by the daemon that serves the mount, which knows
-                // only the cages above the union.
-                if stack.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
+                // The daemon chooses a place for the accounts only for cages over a directory that nothing else shows.
+                let unplaced = |layer: &LayerSpec| matches!(layer, LayerSpec::Cage(cage) if cage.state.is_none());
+                if stack.layers.iter().any(unplaced) {
                     return Err(SpecError(
-                        "\"branch\": a cage cannot lie below a union; put it on top: 'union:... | cage:size=10G'"
+                        "\"branch\": a cage below a union needs state=DIRECTORY; or put it on top: 'union:... | cage:size=10G'"
                             .to_owned(),
                     ));
                 }

@@ -45,7 +45,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-bench-arguments", &[], &[]),
     ("nacre-bench", &["nacre-bench-arguments"], &[]),
     ("nacre-copy", &["nacre-sys"], &[]),
-    ("nacre-workspace", &["nacre-sys", "nacre-copy", "nacre-union"], &["nacre-vfs", "nacre-layers"]),
+    ("nacre-workspace", &["nacre-sys", "nacre-union"], &["nacre-vfs", "nacre-layers", "nacre-testkit"]),
     (
         "nacre-fuzz",
         &[
@@ -94,6 +94,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
             "fusewire",
             "nacre-bench-arguments",
             "nacre-copy",
+            "nacre-workspace",
         ],
         &["nacre-testkit"],
     ),

@@ -35,7 +35,7 @@ const fn again(row: Row) -> Row {
 
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Row> {
-    [MOUNTS, UNIONS, CAGES, POOLS, FILE_SYSTEMS, SNAPSHOTS, QUESTIONS].into_iter().flatten()
+    [MOUNTS, UNIONS, CAGES, WORKSPACES, POOLS, FILE_SYSTEMS, SNAPSHOTS, QUESTIONS].into_iter().flatten()
 }
 
 pub const MOUNTS: &[Row] = &[
@@ -85,6 +85,40 @@ pub const CAGES: &[Row] = &[
         "mkdir small && mount -t tmpfs -o size=1M tmpfs small && mkdir small/c",
         "cage --engine=loop --size 64M small/c",
     )),
+];
+
+pub const WORKSPACES: &[Row] = &[
+    row("workspace create", "", "workspace create w --from source --at at"),
+    row("workspace create", "", "workspace create w --from source --size 10M"),
+    refused(row("workspace create", "nacre workspace create w --from source", "workspace create w --from other")),
+    refused(row("workspace create", "", "workspace create w --from missing")),
+    row("workspace mount", "nacre workspace create w --from source --at at && nacre umount at", "workspace mount w"),
+    row("workspace run", "nacre workspace create w --from source", "workspace run w -- sh -c 'echo new >a && rm d/b'"),
+    row("workspace run", "nacre workspace create w --from source", "workspace run --discard w -- rm a"),
+    row("workspace discard", "nacre workspace create w --from source --at at && echo new >at/a", "workspace discard w"),
+    refused(row("workspace discard", "", "workspace discard w")),
+    row("workspace rename", "nacre workspace create w --from source", "workspace rename w v"),
+    again(row(
+        "workspace commit",
+        "nacre workspace create w --from source --at at && echo new >at/a && rm at/d/b && echo more >at/c",
+        "workspace commit w",
+    )),
+    row("workspace snapshot", "nacre workspace create w --from source --at at && echo new >at/a", "workspace snapshot w@s"),
+    row(
+        "workspace rollback",
+        "nacre workspace create w --from source --at at && nacre workspace snapshot w@s && echo new >at/a",
+        "workspace rollback w@s",
+    ),
+    row(
+        "workspace export",
+        "nacre workspace create w --from source --at at && echo new >at/a",
+        "workspace export -o changes.tar w",
+    ),
+    row(
+        "workspace import",
+        "nacre workspace create v --from source --at at && echo new >at/a && nacre workspace export -o changes.tar v && nacre workspace create w --from source",
+        "workspace import w changes.tar",
+    ),
 ];
 
 pub const POOLS: &[Row] = &[
@@ -197,6 +231,8 @@ pub const QUESTIONS: &[Row] = &[
     row("union check", "", "union check other:lower"),
     row("cage status", "", "cage status source/d"),
     row("cage list", "", "cage list"),
+    row("workspace list", "", "workspace list"),
+    row("workspace diff", "", "workspace diff w"),
     pool("pool list", "", "pool list -v $P"),
     pool("pool status", "", "pool status -v $P"),
     pool("pool get", "", "pool get all $P"),

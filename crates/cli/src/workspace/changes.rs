@@ -1,0 +1,428 @@
+//! What is done with the changes of a workspace: shown, committed, exported, imported.
+
+use super::{
+    command::{CommitOrder, DiffForm, DiffOrder},
+    run::{mount_again, with_changes},
+};
+use crate::{output, union::run::json};
+use nacre_daemon::{
+    failure::{Exit, Failure},
+    report::{path_text, printable},
+    workspace::{
+        snapshots,
+        store::{self, LockMode, Store, Workspace},
+        view,
+    },
+};
+use nacre_workspace::{
+    Aspects, Base, Change, ChangeKind, CommitOptions, CommitPlan, Committed, Conflict, Danger, Entry, Journal,
+    Resolution, Selection, Upper, WorkspaceError,
+};
+use serde::Serialize;
+use std::{
+    fs::File,
+    io::{self, BufReader, BufWriter, IsTerminal, Read, Write},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+/// Exit code of `diff` where there are changes.
+const DIFFERENCES: u8 = 1;
+/// Exit code of `commit` where others have changed what the workspace has changed.
+const CONFLICTS: u8 = 4;
+
+fn failed(error: WorkspaceError) -> Failure {
+    let failure = Failure::new(error.what);
+    match error.errno {
+        Some(number) => failure.because(io::Error::from_raw_os_error(number).kind()),
+        None => failure,
+    }
+}
+
+fn opened(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
+    let base = Base::open(&workspace.settings.directories()).map_err(failed)?;
+    Ok((base, Upper::open(&workspace.changes()).map_err(failed)?))
+}
+
+/// Refuses what needs a base without half a commit in it.
+///
+/// # Errors
+/// A commit was interrupted.
+pub fn check_no_commit(workspace: &Workspace) -> Result<(), Failure> {
+    if !workspace.journal().exists() {
+        return Ok(());
+    }
+    let name = &workspace.name;
+    Err(Failure::new(format!("a commit of the workspace {name} was interrupted")).exit(Exit::Busy).next(format!(
+        "`nacre workspace commit {name}` continues it, `nacre workspace commit --undo {name}` takes it back"
+    )))
+}
+
+/// The paths that a command is limited to, relative to the base.
+fn selection(workspace: &Workspace, paths: &[PathBuf]) -> Result<Selection, Failure> {
+    let mut selected = Vec::new();
+    for path in paths {
+        let view = workspace.mountpoint();
+        let places = workspace.settings.directories().into_iter().chain([view.as_path()]);
+        let below = places.filter_map(|place| path.strip_prefix(place).ok()).next();
+        let relative = match below {
+            Some(below) => below,
+            None if path.is_absolute() => {
+                return Err(Failure::usage(format!("{} is not in the workspace", path_text(path)))
+                    .next("name paths relative to its directory"));
+            }
+            None => path.as_path(),
+        };
+        let relative: PathBuf = relative.components().filter(|part| *part != std::path::Component::CurDir).collect();
+        if relative.components().any(|part| part == std::path::Component::ParentDir) {
+            return Err(Failure::usage(format!("{} leads out of the workspace", path_text(path))));
+        }
+        // The whole workspace: no limit.
+        if relative.as_os_str().is_empty() {
+            return Ok(Selection::default());
+        }
+        selected.push(relative.as_os_str().as_bytes().to_vec());
+    }
+    Ok(Selection { paths: selected })
+}
+
+/// A change, as JSON.
+#[derive(Serialize)]
+struct ChangeReport {
+    kind: &'static str,
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    changed: Vec<&'static str>,
+    old: Option<EntryReport>,
+    new: Option<EntryReport>,
+}
+
+#[derive(Serialize)]
+struct EntryReport {
+    mode: String,
+    uid: u32,
+    gid: u32,
+    size: u64,
+}
+
+fn words(aspects: Aspects) -> Vec<&'static str> {
+    let all = [
+        (aspects.content, "content"),
+        (aspects.kind, "type"),
+        (aspects.mode, "mode"),
+        (aspects.owner, "owner"),
+        (aspects.xattrs, "attributes"),
+        (aspects.target, "target"),
+        (aspects.device, "device"),
+    ];
+    all.into_iter().filter(|(is_changed, _)| *is_changed).map(|(_, word)| word).collect()
+}
+
+/// Letter, old path and changed aspects of a change.
+fn parts(change: &Change) -> (&'static str, Option<&[u8]>, Vec<&'static str>) {
+    match &change.kind {
+        ChangeKind::Added => ("A", None, Vec::new()),
+        ChangeKind::Removed => ("D", None, Vec::new()),
+        ChangeKind::Renamed { from, aspects } => ("R", Some(from), words(*aspects)),
+        ChangeKind::Modified(aspects) => ("M", None, words(*aspects)),
+    }
+}
+
+fn report(change: &Change) -> ChangeReport {
+    let entry = |entry: &Entry| EntryReport {
+        mode: format!("{:06o}", entry.mode),
+        uid: entry.uid,
+        gid: entry.gid,
+        size: entry.size,
+    };
+    let (kind, from, changed) = parts(change);
+    ChangeReport {
+        kind,
+        path: printable(&change.path),
+        from: from.map(printable),
+        changed,
+        old: change.old.as_ref().map(entry),
+        new: change.new.as_ref().map(entry),
+    }
+}
+
+/// A change as a line for people.
+fn line(change: &Change, stat: bool) -> String {
+    let (letter, from, changed) = parts(change);
+    let path = printable(&change.path);
+    let mut line = match from {
+        Some(from) => format!("{letter} {} -> {path}", printable(from)),
+        None => format!("{letter} {path}"),
+    };
+    // Content alone is what M says.
+    if !changed.is_empty() && changed != ["content"] {
+        line.push_str(&format!(" ({})", changed.join(", ")));
+    }
+    if stat {
+        let size =
+            |entry: &Option<Entry>| entry.as_ref().map_or_else(|| "-".to_owned(), |entry| entry.size.to_string());
+        line.push_str(&format!("  {} -> {} bytes", size(&change.old), size(&change.new)));
+    }
+    line.push('\n');
+    line
+}
+
+/// `nacre workspace diff`.
+///
+/// # Errors
+/// No such workspace, or something cannot be read.
+pub fn diff(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
+    let workspace = store.open(&order.name)?;
+    let _lock = workspace.lock(LockMode::Shared)?;
+    check_no_commit(&workspace)?;
+    let (base, upper) = opened(&workspace)?;
+    let changes = nacre_workspace::changes(&base, &upper, &selection(&workspace, &order.paths)?).map_err(failed)?;
+    match order.form {
+        DiffForm::Json => {
+            let reports: Vec<ChangeReport> = changes.iter().map(report).collect();
+            output::print(&json(&reports)?)?;
+        }
+        DiffForm::Patch => {
+            let mut out = BufWriter::new(io::stdout().lock());
+            nacre_workspace::patch(&base, &upper, &changes, &mut out).map_err(failed)?;
+            out.flush().map_err(|error| Failure::io("cannot write", "the patch", &error))?;
+        }
+        DiffForm::Scripted => {
+            let text: String = changes
+                .iter()
+                .map(|change| {
+                    let (letter, from, changed) = parts(change);
+                    let from = from.map(printable).unwrap_or_default();
+                    format!("{letter}\t{}\t{from}\t{}\n", printable(&change.path), changed.join(","))
+                })
+                .collect();
+            output::print(&text)?;
+        }
+        DiffForm::Names | DiffForm::Stat => {
+            let text: String = changes.iter().map(|change| line(change, order.form == DiffForm::Stat)).collect();
+            output::print(&text)?;
+        }
+    }
+    Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENCES) })
+}
+
+/// Result of a commit, as JSON.
+#[derive(Serialize)]
+struct CommitReport {
+    conflicts: Vec<ConflictReport>,
+    to_confirm: Vec<DangerReport>,
+    committed: Option<Committed>,
+}
+
+#[derive(Serialize)]
+struct ConflictReport {
+    path: String,
+    ours: &'static str,
+    theirs: &'static str,
+}
+
+#[derive(Serialize)]
+struct DangerReport {
+    path: String,
+    what: String,
+}
+
+/// What came of a commit.
+enum Outcome {
+    Committed(Committed),
+    Undone,
+    Conflicts(Vec<Conflict>),
+    ToConfirm(Vec<Danger>),
+}
+
+/// `nacre workspace commit`.
+///
+/// # Errors
+/// Processes are inside, or a step failed.
+pub fn commit(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
+    let workspace = store.open(&order.name)?;
+    let _lock = workspace.lock(LockMode::Exclusive)?;
+    let was_mounted = view::unmount_whole(&workspace)?;
+    let outcome = commit_unmounted(&workspace, order);
+    mount_again(&workspace, store, was_mounted)?;
+    let outcome = outcome?;
+    if order.json {
+        let mut report = CommitReport { conflicts: Vec::new(), to_confirm: Vec::new(), committed: None };
+        match &outcome {
+            Outcome::Committed(committed) => report.committed = Some(*committed),
+            Outcome::Undone => {}
+            Outcome::Conflicts(conflicts) => report.conflicts = conflicts.iter().map(conflict_report).collect(),
+            Outcome::ToConfirm(dangers) => report.to_confirm = dangers.iter().map(danger_report).collect(),
+        }
+        output::print(&json(&report)?)?;
+    }
+    match outcome {
+        Outcome::Committed(committed) => {
+            if !order.json {
+                output::print(&format!("committed: {} names, {} bytes\n", committed.names, committed.bytes))?;
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Outcome::Undone => Ok(ExitCode::SUCCESS),
+        Outcome::Conflicts(conflicts) => {
+            if !order.json {
+                let text: String = conflicts
+                    .iter()
+                    .map(|one| format!("{}: {} here, {} in the base\n", printable(&one.path), one.ours, one.theirs))
+                    .collect();
+                output::print(&text)?;
+            }
+            let failure = Failure::new(format!(
+                "{} paths were changed in the base as well: nothing is committed",
+                conflicts.len()
+            ));
+            failure
+                .next("`--ours` takes the workspace's, `--theirs` the base's; with PATH for these alone; `-i` asks")
+                .report("nacre");
+            Ok(ExitCode::from(CONFLICTS))
+        }
+        Outcome::ToConfirm(dangers) => {
+            if !order.json {
+                let text: String =
+                    dangers.iter().map(|one| format!("{}: {}\n", printable(&one.path), one.what)).collect();
+                output::print(&text)?;
+            }
+            Err(Failure::new("the commit would give the base what takes an administrator's word: nothing is committed")
+                .next("look at each of the paths; `-f` commits them"))
+        }
+    }
+}
+
+fn conflict_report(conflict: &Conflict) -> ConflictReport {
+    ConflictReport { path: printable(&conflict.path), ours: conflict.ours, theirs: conflict.theirs }
+}
+
+fn danger_report(danger: &Danger) -> DangerReport {
+    DangerReport { path: printable(&danger.path), what: danger.what.clone() }
+}
+
+fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcome, Failure> {
+    let (base, upper) = opened(workspace)?;
+    if let Some(journal) = Journal::open(&workspace.journal()).map_err(failed)? {
+        if order.undo {
+            journal.undo(&base, &upper).map_err(failed)?;
+            return Ok(Outcome::Undone);
+        }
+        journal.resume(&base, &upper).map_err(failed)?;
+        // A failure to print a note is ignored.
+        let _ = writeln!(io::stderr(), "nacre: the interrupted commit is complete");
+        // The changes on disk are others now.
+        let (base, upper) = opened(workspace)?;
+        return commit_planned(workspace, order, &base, &upper);
+    }
+    if order.undo {
+        return Err(Failure::new("no commit of this workspace was interrupted: there is nothing to take back"));
+    }
+    commit_planned(workspace, order, &base, &upper)
+}
+
+fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper: &Upper) -> Result<Outcome, Failure> {
+    let selection = selection(workspace, &order.paths)?;
+    let changes = nacre_workspace::changes(base, upper, &selection).map_err(failed)?;
+    let options = CommitOptions { compare_content: order.compare_content };
+    let mut plan = CommitPlan::new(base, upper, changes, options).map_err(failed)?;
+    for conflict in plan.conflicts() {
+        let resolution = match order.resolution {
+            Some(resolution) => resolution,
+            None if order.ask => match ask(&conflict)? {
+                Some(resolution) => resolution,
+                None => return Ok(Outcome::Conflicts(plan.conflicts())),
+            },
+            None => continue,
+        };
+        plan.resolve(&conflict.path, resolution);
+    }
+    let conflicts = plan.conflicts();
+    if !conflicts.is_empty() {
+        return Ok(Outcome::Conflicts(conflicts));
+    }
+    let user = rustix::process::geteuid();
+    let dangers = if user.is_root() { plan.dangers(user.as_raw()) } else { Vec::new() };
+    if !dangers.is_empty() && !order.force {
+        return Ok(Outcome::ToConfirm(dangers));
+    }
+    let committed = plan.run(&workspace.journal()).map_err(failed)?;
+    if selection.paths.is_empty() {
+        // The workspace begins anew: without a log of what is in the base now.
+        let ready = workspace.directory.join(".changes");
+        store::make_changes(&ready, &workspace.settings)?;
+        snapshots::replace_changes(workspace, &ready)?;
+    }
+    Ok(Outcome::Committed(committed))
+}
+
+/// Asks for the resolution of a conflict; `None`: leave everything as it is.
+fn ask(conflict: &Conflict) -> Result<Option<Resolution>, Failure> {
+    let failed = |error: io::Error| Failure::io("cannot ask", "for a resolution", &error);
+    loop {
+        write!(
+            io::stderr(),
+            "{}: {} here, {} in the base. Take [o]urs, [t]heirs, or [q]uit? ",
+            printable(&conflict.path),
+            conflict.ours,
+            conflict.theirs
+        )
+        .map_err(failed)?;
+        let mut answer = String::new();
+        if io::stdin().read_line(&mut answer).map_err(failed)? == 0 {
+            return Ok(None);
+        }
+        match answer.trim() {
+            "o" | "ours" => return Ok(Some(Resolution::Ours)),
+            "t" | "theirs" => return Ok(Some(Resolution::Theirs)),
+            "q" | "quit" => return Ok(None),
+            _ => {}
+        }
+    }
+}
+
+/// `nacre workspace export`.
+///
+/// # Errors
+/// Processes are inside, or the archive cannot be written.
+pub fn export(store: &Store, name: &str, file: Option<&Path>) -> Result<(), Failure> {
+    if file.is_none() && io::stdout().is_terminal() {
+        return Err(Failure::usage("an archive is not for a terminal").next("name a file with -o, or a pipe"));
+    }
+    with_changes(store, name, &mut |workspace| {
+        let upper = Upper::open(&workspace.changes()).map_err(failed)?;
+        let mut out: Box<dyn Write> = match file {
+            Some(file) => {
+                Box::new(File::create(file).map_err(|error| Failure::io("cannot write", path_text(file), &error))?)
+            }
+            None => Box::new(io::stdout().lock()),
+        };
+        let mut buffered = BufWriter::new(&mut out);
+        nacre_workspace::export(&upper, &mut buffered).map_err(failed)?;
+        buffered.flush().map_err(|error| Failure::io("cannot write", "the archive", &error))
+    })
+}
+
+/// `nacre workspace import`.
+///
+/// # Errors
+/// The workspace has changes, processes are inside, or the archive cannot be read.
+pub fn import(store: &Store, name: &str, file: Option<&Path>) -> Result<(), Failure> {
+    with_changes(store, name, &mut |workspace| {
+        let (base, upper) = opened(workspace)?;
+        let present = nacre_workspace::changes(&base, &upper, &Selection::default()).map_err(failed)?;
+        if !present.is_empty() {
+            return Err(Failure::new(format!("the workspace {name} has changes already")).next("import into a new one"));
+        }
+        let archive: Box<dyn Read> = match file {
+            Some(file) => {
+                Box::new(File::open(file).map_err(|error| Failure::io("cannot read", path_text(file), &error))?)
+            }
+            None => Box::new(io::stdin().lock()),
+        };
+        nacre_workspace::import(&base, &upper, &mut BufReader::new(archive)).map_err(failed)
+    })
+}

@@ -1,0 +1,278 @@
+//! Workspaces through the program: what is done in one, the directory below it, and the end of both.
+
+use crate::mounting::{
+    as_root, can_mount, clear, eventually, finish, is_mounted, kill, nacre, needs, run, scratch, text,
+};
+use rustix::process::Signal;
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// A directory with files, and the workspaces over it; all of it is removed at the end.
+struct Desk {
+    scratch: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Desk {
+        let desk = Desk { scratch: scratch() };
+        fs::create_dir_all(desk.at("base/d/e")).unwrap();
+        for (name, content) in [("base/a", "a"), ("base/d/b", "b"), ("base/d/e/c", "c"), ("base/key.pem", "secret")] {
+            fs::write(desk.at(name), content).unwrap();
+        }
+        desk
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(nacre());
+        command
+            .arg("workspace")
+            .args(words)
+            .current_dir(self.scratch.path())
+            .env("NACRE_STATE_DIR", self.at("state"))
+            .env("LC_ALL", "C");
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        finish(&mut self.command(words))
+    }
+
+    /// Runs a verb that has to succeed; returns its output.
+    fn done(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Runs a verb that has to end with this exit code; returns what it says.
+    fn refused(&self, words: &[&str], code: i32) -> String {
+        let output = self.run(words);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+        said
+    }
+
+    /// Makes a workspace shown at `view`; returns its directory there.
+    fn made(&self, options: &[&str]) -> PathBuf {
+        self.done(&[&["create", "w", "--from", "./base", "--at", "view"], options].concat());
+        self.at("view")
+    }
+
+    /// Discards it; a mount is busy for a moment while other processes look at all mounts.
+    fn discarded(&self, name: &str) {
+        eventually("the workspace is not in use", || {
+            let output = self.run(&["discard", name]);
+            assert!(matches!(output.status.code(), Some(0 | 5)), "{}", text(&output.stderr));
+            output.status.success()
+        });
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        clear(self.scratch.path());
+    }
+}
+
+/// The names below a directory with their contents.
+fn tree(directory: &Path) -> Vec<String> {
+    let output = finish(Command::new("sh").current_dir(directory).args([
+        "-c",
+        "find . -type f -exec sh -c 'echo \"$0 $(cat \"$0\")\"' {} \\; ; find . -not -type f",
+    ]));
+    let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// Changes of each kind, in a directory like that of [`Desk`].
+const WORK: &str = "echo new >new; echo more >>d/b; rm d/e/c; mv a moved; mkdir -p x/y; ln -s a link; chmod 600 d/b";
+
+fn work_in(directory: &Path) {
+    let output = finish(Command::new("sh").args(["-ec", WORK]).current_dir(directory));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn changes_lie_apart_and_go_with_the_workspace() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let before = tree(&desk.at("base"));
+    let view = desk.made(&[]);
+    assert_eq!(tree(&view), before);
+    work_in(&view);
+    assert_eq!(tree(&desk.at("base")), before);
+    assert_eq!(fs::read_to_string(view.join("d/b")).unwrap(), "bmore\n");
+    assert!(!view.join("a").exists() && view.join("moved").exists() && !view.join("d/e/c").exists());
+    let log = fs::read_to_string(desk.at("state/workspaces/w/changes/base.log")).unwrap();
+    let ino = fs::metadata(desk.at("base/a")).unwrap().ino();
+    let line = log.lines().rfind(|line| line.split(' ').nth(1) == Some("a")).unwrap();
+    assert!(line.contains(&format!(" {ino} ")), "{line}");
+    let listed = desk.done(&["list", "-H", "-o", "name,state,processes"]);
+    assert_eq!(listed, "w\tmounted\t0\n");
+    assert!(desk.refused(&["create", "w", "--from", "./base"], 1).contains("already"));
+    desk.discarded("w");
+    assert!(!is_mounted(&view) && fs::read_dir(desk.at("state/workspaces")).unwrap().next().is_none());
+    assert_eq!(tree(&desk.at("base")), before);
+}
+
+#[test]
+fn commands_run_over_the_directory_itself() {
+    needs!(as_root());
+    over_the_directory(&Desk::new(), &[]);
+}
+
+/// What holds for commands, of root and of others.
+fn over_the_directory(desk: &Desk, options: &[&str]) {
+    desk.done(&[&["create", "w", "--from", "./base"], options].concat());
+    let base = desk.at("base");
+    let path = base.to_str().unwrap();
+    let shell = |script: &str| desk.run(&["run", "w", "--", "sh", "-c", script]);
+    let output = shell(&format!("pwd; echo inside >{path}/inside; cat {path}/inside; exit 7"));
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(7), format!("{path}\ninside\n")));
+    assert!(!base.join("inside").exists());
+    // What it wrote is there for the next one, and the command's working directory stays.
+    let mut next = desk.command(&["run", "w", "--", "sh", "-c", "cat ../../inside; pwd"]);
+    let output = finish(next.current_dir(base.join("d/e")));
+    assert_eq!(text(&output.stdout), format!("inside\n{path}/d/e\n"), "{}", text(&output.stderr));
+    // A signal ends it as it would end the command alone.
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&shell("kill -TERM $$").status), Some(15));
+    assert_eq!(desk.refused(&["run", "w", "--", "/missing"], 127).lines().count(), 1);
+    // While one runs, the workspace cannot be discarded.
+    let mut waiting = desk.command(&["run", "w", "--", "sh", "-c", "echo started; read line"]);
+    let mut child = waiting.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut started = [0; 8];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut started).unwrap();
+    assert!(desk.refused(&["discard", "w"], 5).contains("in use"));
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    let output = desk.run(&["run", "--discard", "w", "--", "sh", "-c", "kill -INT $$"]);
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
+    assert_eq!(desk.done(&["list", "-H"]), "");
+    assert!(!base.join("inside").exists());
+}
+
+#[test]
+fn limits_and_rules_hold() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&["--size", "1M", "--files", "50", "--ro", "d", "--hide", "*.pem"]);
+    assert!(!view.join("key.pem").exists() && fs::write(view.join("other.pem"), "").is_err());
+    for (what, done) in [
+        ("write", fs::write(view.join("d/b"), "x")),
+        ("create", fs::write(view.join("d/new"), "x")),
+        ("remove", fs::remove_file(view.join("d/e/c"))),
+        ("rename", fs::rename(view.join("d"), view.join("y"))),
+        ("chmod", fs::set_permissions(view.join("d/b"), fs::Permissions::from_mode(0o600))),
+    ] {
+        assert_eq!(done.map_err(|error| error.raw_os_error()), Err(Some(30)), "{what}");
+    }
+    let large = vec![7; 2 << 20];
+    assert_eq!(fs::write(view.join("large"), &large).unwrap_err().raw_os_error(), Some(28));
+    fs::remove_file(view.join("large")).unwrap();
+    let many: Vec<_> = (0..60).map(|number| fs::write(view.join(format!("f{number}")), "")).collect();
+    assert!(many.iter().any(|made| made.as_ref().is_err_and(|error| error.raw_os_error() == Some(28))));
+    fs::write(view.join("a"), "changed").unwrap_or_default();
+    assert_eq!(fs::read_to_string(desk.at("base/a")).unwrap(), "a");
+    desk.discarded("w");
+}
+
+#[test]
+fn names_and_states_change() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&[]);
+    fs::write(view.join("new"), "1").unwrap();
+    eventually("the view is not in use", || desk.run(&["snapshot", "w@one"]).status.success());
+    fs::write(view.join("new"), "2").unwrap();
+    fs::remove_file(view.join("a")).unwrap();
+    eventually("the view is not in use", || desk.run(&["rollback", "w@one"]).status.success());
+    assert_eq!(fs::read_to_string(view.join("new")).unwrap(), "1");
+    assert!(view.join("a").exists());
+    eventually("the view is not in use", || desk.run(&["rename", "w", "v"]).status.success());
+    assert_eq!(fs::read_to_string(view.join("new")).unwrap(), "1");
+    assert_eq!(desk.done(&["list", "-H", "-o", "name,snapshots"]), "v\tone\n");
+    desk.refused(&["rollback", "v@missing"], 3);
+    desk.refused(&["rollback", "v"], 2);
+    // A view that was unmounted comes back as it was.
+    assert!(run(nacre(), [Path::new("umount"), &view]).status.success());
+    assert_eq!(desk.done(&["list", "-H", "-o", "state"]), "unmounted\n");
+    desk.done(&["mount", "v"]);
+    assert_eq!(fs::read_to_string(view.join("new")).unwrap(), "1");
+    desk.discarded("v");
+}
+
+#[test]
+fn a_workspace_lies_over_another_one() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&[]);
+    fs::write(view.join("a"), "outer").unwrap();
+    let inner = PathBuf::from(desk.done(&["create", "inner", "--from", "w"]).trim());
+    assert_eq!(fs::read_to_string(inner.join("a")).unwrap(), "outer");
+    fs::write(inner.join("a"), "inner").unwrap();
+    assert_eq!(fs::read_to_string(view.join("a")).unwrap(), "outer");
+    let base = desk.at("base/a");
+    assert_eq!(desk.done(&["run", "inner", "--", "cat", base.to_str().unwrap()]), "inner");
+    desk.discarded("inner");
+    desk.discarded("w");
+}
+
+#[test]
+fn one_process_serves_many() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let names: Vec<String> = (0..20).map(|number| format!("w{number}")).collect();
+    for name in &names {
+        let view = PathBuf::from(desk.done(&["create", name, "--from", "./base"]).trim());
+        fs::write(view.join("own"), name).unwrap();
+    }
+    let output = run(nacre(), ["status", "-H", "-o", "pid"]);
+    let mut pids: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    pids.dedup();
+    assert_eq!(pids.len(), 1, "{pids:?}");
+    for name in &names {
+        let own = desk.at(&format!("state/workspaces/{name}/view/own"));
+        assert_eq!(fs::read_to_string(own).unwrap(), *name);
+        desk.discarded(name);
+    }
+}
+
+#[test]
+fn a_killed_process_loses_nothing() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&[]);
+    fs::write(view.join("a"), "changed").unwrap();
+    let pid: u32 = text(&run(nacre(), ["status", "-H", "-o", "pid"]).stdout).trim().parse().unwrap();
+    kill(pid, Signal::KILL);
+    eventually("the view is dead", || desk.done(&["list", "-H", "-o", "state"]) == "dead\n");
+    let base = desk.at("base/a");
+    assert_eq!(desk.done(&["run", "w", "--", "cat", base.to_str().unwrap()]), "changed");
+    assert_eq!(fs::read_to_string(&base).unwrap(), "a");
+    desk.discarded("w");
+}
+
+#[test]
+fn an_ordinary_user_needs_nothing() {
+    needs!(can_mount());
+    needs!(crate::user::as_user("workspace::an_ordinary_user_needs_nothing"));
+    let desk = Desk::new();
+    let before = tree(&desk.at("base"));
+    let view = desk.made(&[]);
+    work_in(&view);
+    assert_eq!(tree(&desk.at("base")), before);
+    desk.discarded("w");
+    let namespaces = Command::new("unshare").args(["-Ur", "true"]).output();
+    if namespaces.is_ok_and(|output| output.status.success()) {
+        over_the_directory(&desk, &["--read-only-below"]);
+    }
+}
