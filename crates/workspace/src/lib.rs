@@ -8,27 +8,43 @@
 //!   directory, without following links;
 //! * nothing in the base is changed before all conflicts are known and resolved.
 #![forbid(unsafe_code)]
-#![allow(unused_variables, clippy::todo, reason = "bodies follow")]
+
+mod base;
+mod beneath;
+mod build;
+mod changes;
+mod clean;
+mod compare;
+mod content;
+mod dress;
+mod execute;
+mod journal;
+mod layer;
+mod meta;
+mod patch;
+mod plan;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod text;
+mod trouble;
+mod upper;
+
+pub use base::Base;
+pub use changes::changes;
+pub use journal::Journal;
+pub use layer::{export, import};
+pub use patch::patch;
+pub use plan::CommitPlan;
+pub use upper::Upper;
 
 use serde::Serialize;
-use std::{
-    fmt,
-    io::{Read, Write},
-    path::Path,
-};
-
-/// The directories that a workspace was made from, the topmost first, open.
-#[derive(Debug)]
-pub struct Base {}
-
-/// The changes of a workspace: its upper directory, hard-link index and identity log, open.
-#[derive(Debug)]
-pub struct Upper {}
+use std::fmt;
 
 /// One changed name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Path relative to the base, names divided by `/`; any bytes.
+    /// Path relative to the base, names divided by `/`, any bytes; `.` for the top.
     pub path: Vec<u8>,
     /// Kind of the change.
     pub kind: ChangeKind,
@@ -73,6 +89,10 @@ pub struct Aspects {
     pub target: bool,
     /// Number of a device.
     pub device: bool,
+    /// Modification time of a file.
+    pub times: bool,
+    /// Which names lead to one file.
+    pub links: bool,
 }
 
 /// Attributes of an entry on one side of a change.
@@ -124,14 +144,6 @@ pub struct Danger {
     pub what: String,
 }
 
-/// The steps of a commit, before any is made.
-#[derive(Debug)]
-pub struct CommitPlan {}
-
-/// The record of a commit in `commit/`, by which it is continued or undone after a crash.
-#[derive(Debug)]
-pub struct Journal {}
-
 /// Figures of a finished commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Committed {
@@ -167,122 +179,3 @@ impl std::error::Error for WorkspaceError {}
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, WorkspaceError>;
-
-impl Base {
-    /// Opens the directories of a base, the topmost first.
-    ///
-    /// # Errors
-    /// One is missing or cannot be read.
-    pub fn open(directories: &[impl AsRef<Path>]) -> Result<Base> {
-        todo!()
-    }
-}
-
-impl Upper {
-    /// Opens the upper directory, hard-link index and identity log in the state directory of a workspace, or of one of
-    /// its snapshots.
-    ///
-    /// # Errors
-    /// One is missing or cannot be read.
-    pub fn open(state: &Path) -> Result<Upper> {
-        todo!()
-    }
-}
-
-/// The changes of a workspace, in the order of their paths.
-///
-/// # Errors
-/// Something in upper or base cannot be read.
-pub fn changes(base: &Base, upper: &Upper, selection: &Selection) -> Result<Vec<Change>> {
-    todo!()
-}
-
-/// Writes changes as a patch in git's unified form, which `git apply` and `patch -p1` apply.
-///
-/// # Errors
-/// Something cannot be read, or `out` fails.
-pub fn patch(base: &Base, upper: &Upper, changes: &[Change], out: &mut dyn Write) -> Result<()> {
-    todo!()
-}
-
-impl CommitPlan {
-    /// Plans a commit of these changes; finds conflicts and dangers.
-    ///
-    /// # Errors
-    /// Several bases, or something cannot be read.
-    pub fn new(base: &Base, upper: &Upper, changes: Vec<Change>, options: CommitOptions) -> Result<CommitPlan> {
-        todo!()
-    }
-
-    /// The conflicts without a resolution.
-    pub fn conflicts(&self) -> Vec<Conflict> {
-        todo!()
-    }
-
-    /// Resolves the conflicts of a path.
-    pub fn resolve(&mut self, path: &[u8], resolution: Resolution) {
-        todo!()
-    }
-
-    /// The changes that an administrator has to confirm: set-id bits, capabilities, devices, other owners than the
-    /// caller's `uid`.
-    pub fn dangers(&self, uid: u32) -> Vec<Danger> {
-        todo!()
-    }
-
-    /// Makes the changes in the base, and removes them from the upper. `journal` is the directory `commit/`, which must
-    /// not be there; it is gone afterwards.
-    ///
-    /// # Errors
-    /// Conflicts without a resolution; a step failed: the journal stays, and says whether it can be continued or undone.
-    pub fn run(self, journal: &Path) -> Result<Committed> {
-        todo!()
-    }
-}
-
-impl Journal {
-    /// Opens the journal of an interrupted commit; `None` where there is none.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    pub fn open(journal: &Path) -> Result<Option<Journal>> {
-        todo!()
-    }
-
-    /// Makes the remaining steps.
-    ///
-    /// # Errors
-    /// A step failed, or what it would replace has been changed by others.
-    pub fn resume(self, base: &Base, upper: &Upper) -> Result<Committed> {
-        todo!()
-    }
-
-    /// Whether all steps that were made can be taken back.
-    pub fn can_undo(&self) -> bool {
-        todo!()
-    }
-
-    /// Takes back the steps that were made.
-    ///
-    /// # Errors
-    /// A step failed, or what it would restore has been changed by others.
-    pub fn undo(self, base: &Base, upper: &Upper) -> Result<()> {
-        todo!()
-    }
-}
-
-/// Writes the upper as tar: a layer in OCI's form, with whiteouts.
-///
-/// # Errors
-/// Something cannot be read, or `out` fails.
-pub fn export(upper: &Upper, out: &mut dyn Write) -> Result<()> {
-    todo!()
-}
-
-/// Reads a layer in OCI's form into the upper of a workspace without changes.
-///
-/// # Errors
-/// The archive is malformed or has names outside of the base; nothing of it stays.
-pub fn import(base: &Base, upper: &Upper, archive: &mut dyn Read) -> Result<()> {
-    todo!()
-}

@@ -1,0 +1,434 @@
+//! Plans a commit: the changes, their conflicts with the base, and what an administrator has to confirm.
+
+use crate::{
+    Base, Change, ChangeKind, CommitOptions, Committed, Conflict, Danger, Resolution, Result, Upper, WorkspaceError,
+    base::Below,
+    build, changes,
+    compare::{self, BaseEntry, Comparison, Item, bytes, path_of},
+    execute::{Execution, Pause},
+    journal::Journal,
+    meta::Meta,
+    trouble::{During, shown},
+    upper::MARK,
+};
+use nacre_sys::accounts;
+use nacre_union::base_log::HiddenEntry;
+use rustix::fs::FileType;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+/// The steps of a commit, before any is made.
+#[derive(Debug)]
+pub struct CommitPlan {
+    base: Base,
+    upper: Upper,
+    comparison: Comparison,
+    /// Paths in the view of the entries that are committed.
+    items: BTreeSet<PathBuf>,
+    /// Paths in the base of the entries that are removed.
+    removed: BTreeSet<PathBuf>,
+    /// Conflicts, and the changes that each drops from the commit if it is resolved for the base.
+    conflicts: BTreeMap<PathBuf, Found>,
+    resolutions: HashMap<PathBuf, Resolution>,
+    /// All changes of the workspace are committed.
+    is_whole: bool,
+}
+
+/// A conflict with the changes that it belongs to.
+#[derive(Debug)]
+struct Found {
+    ours: &'static str,
+    theirs: &'static str,
+    items: BTreeSet<PathBuf>,
+    removed: BTreeSet<PathBuf>,
+}
+
+/// Whose change a conflict belongs to.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    Item(&'a Path),
+    Removal(&'a Path),
+}
+
+impl CommitPlan {
+    /// Plans a commit of these changes; finds conflicts and dangers.
+    ///
+    /// # Errors
+    /// Several bases, or something cannot be read.
+    pub fn new(base: &Base, upper: &Upper, changes: Vec<Change>, options: CommitOptions) -> Result<CommitPlan> {
+        base.only()?;
+        let comparison = compare::compare(base, upper)?;
+        let (mut items, mut removed) = (BTreeSet::new(), BTreeSet::new());
+        for change in changes {
+            let path = path_of(&change.path);
+            if change.kind == ChangeKind::Removed {
+                removed.insert(path);
+            } else {
+                items.insert(path);
+            }
+        }
+        let all = changes::all(&comparison);
+        let is_there = |path: &PathBuf| all.items.contains(path);
+        if !items.iter().all(is_there) || !removed.iter().all(|path| comparison.removed.contains_key(path)) {
+            return Err(WorkspaceError {
+                what: "the workspace or its base has changed since its changes were listed".to_owned(),
+                errno: None,
+            });
+        }
+        let is_whole = items.len() == all.items.len() && removed.len() == comparison.removed.len();
+        let mut plan = CommitPlan {
+            base: base.clone(),
+            upper: upper.clone(),
+            comparison,
+            items,
+            removed,
+            conflicts: BTreeMap::new(),
+            resolutions: HashMap::new(),
+            is_whole,
+        };
+        plan.take_whole_directories(&all.items);
+        plan.find_conflicts(options)?;
+        Ok(plan)
+    }
+
+    /// Adds what cannot be left out: new directories that a change is in, and the rest of directories that nothing of the
+    /// base is merged with.
+    fn take_whole_directories(&mut self, all: &BTreeSet<PathBuf>) {
+        let mut tops = BTreeSet::new();
+        for path in self.items.clone() {
+            for above in path.ancestors() {
+                let Some(item) = self.comparison.items.get(above).filter(|_| !above.as_os_str().is_empty()) else {
+                    continue;
+                };
+                if item.upper.opaque || item.renamed {
+                    tops.insert(above.to_path_buf());
+                }
+                if all.contains(above) && item.upper.meta.is_directory() && (item.base.is_none() || item.renamed) {
+                    self.items.insert(above.to_path_buf());
+                }
+            }
+        }
+        for path in &self.removed {
+            for (view, item) in self.comparison.items.iter().filter(|(_, item)| item.upper.opaque) {
+                if item.base.as_ref().is_some_and(|base| path.starts_with(&base.path)) {
+                    tops.insert(view.clone());
+                }
+            }
+        }
+        for top in
+            tops.iter().filter(|top| self.comparison.items.get(*top).is_some_and(|item| item.upper.meta.is_directory()))
+        {
+            self.items.extend(all.iter().filter(|path| path.starts_with(top)).cloned());
+            let below = self.comparison.items.get(top).and_then(|item| item.base.as_ref());
+            if let Some(below) = below.map(|base| base.path.clone()) {
+                let inside = self.comparison.removed.keys().filter(|path| path.starts_with(&below));
+                self.removed.extend(inside.cloned().collect::<Vec<_>>());
+            }
+        }
+        // The old names of renamed entries count as one change with the new ones.
+    }
+
+    // ---- Conflicts ----
+
+    fn find_conflicts(&mut self, options: CommitOptions) -> Result<()> {
+        for path in self.items.clone() {
+            let Some(item) = self.comparison.items.get(&path).cloned() else { continue };
+            let ours = match &item {
+                item if item.renamed || item.lost.is_some() => "renamed",
+                item if item.reference().is_some() => "modified",
+                _ => "added",
+            };
+            if options.compare_content && is_equal(&item) {
+                continue;
+            }
+            let mut places: Vec<PathBuf> = item.natural.iter().chain(&item.lost).cloned().collect();
+            places.extend(item.base.iter().map(|base| base.path.clone()));
+            places.dedup();
+            for place in places {
+                let meta = self.base.meta(&place)?;
+                let mut theirs = self.theirs(&place, meta.as_ref());
+                if theirs.is_none() && item.aspects.xattrs && item.is_copy {
+                    theirs = self.is_touched(&place, meta.as_ref());
+                }
+                if let Some(theirs) = theirs {
+                    self.add_conflict(&place, ours, theirs, Of::Item(&path));
+                }
+            }
+            if let Some(over) = item.over.filter(|over| over.meta.is_directory()) {
+                self.find_conflicts_below(&over, ours, Of::Item(&path))?;
+            }
+        }
+        for path in self.removed.clone() {
+            let Some(meta) = self.comparison.removed.get(&path).copied() else { continue };
+            if let Some(theirs) = self.theirs(&path, Some(&meta)) {
+                self.add_conflict(&path, "removed", theirs, Of::Removal(&path));
+            }
+            if meta.is_directory() {
+                self.find_conflicts_below(&BaseEntry { path: path.clone(), meta }, "removed", Of::Removal(&path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Conflicts in a directory of the base that goes as a whole.
+    fn find_conflicts_below(&mut self, top: &BaseEntry, ours: &'static str, of: Of<'_>) -> Result<()> {
+        let mut waiting = vec![top.path.clone()];
+        while let Some(directory) = waiting.pop() {
+            for listed in self.base.list(&directory)? {
+                let path = directory.join(&listed.name);
+                let Some(meta) = self.base.meta(&path)? else { continue };
+                // Names of this form are not shown in the view, and nobody has removed them there.
+                let theirs = if listed.name.as_bytes().starts_with(MARK) {
+                    Some("added")
+                } else {
+                    self.theirs(&path, Some(&meta))
+                };
+                if let Some(theirs) = theirs {
+                    self.add_conflict(&path, ours, theirs, of);
+                }
+                if meta.is_directory() {
+                    waiting.push(path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_conflict(&mut self, path: &Path, ours: &'static str, theirs: &'static str, of: Of<'_>) {
+        let found = self.conflicts.entry(path.to_path_buf()).or_insert_with(|| Found {
+            ours,
+            theirs,
+            items: BTreeSet::new(),
+            removed: BTreeSet::new(),
+        });
+        match of {
+            Of::Item(item) => found.items.insert(item.to_path_buf()),
+            Of::Removal(removal) => found.removed.insert(removal.to_path_buf()),
+        };
+    }
+
+    /// The last line of a path in the log; of a file with several names, that of any of them.
+    fn line(&self, path: &Path, meta: Option<&Meta>) -> Option<&HiddenEntry> {
+        let lines = &self.comparison.scan.hidden;
+        let by_path = lines.get(path);
+        let linked = meta.filter(|meta| meta.links > 1 && !meta.is_directory());
+        let Some(linked) = linked else { return by_path };
+        if by_path.is_some_and(|line| line.ino == linked.ino) {
+            return by_path;
+        }
+        lines.values().find(|line| line.ino == linked.ino && line.kind == linked.letter()).or(by_path)
+    }
+
+    /// What others did to an entry of the base since the workspace hid it; `None` if nothing.
+    fn theirs(&self, path: &Path, meta: Option<&Meta>) -> Option<&'static str> {
+        let (line, meta) = match (self.line(path, meta), meta) {
+            (None, None) => return None,
+            (None, Some(_)) => return Some("added"),
+            (Some(_), None) => return Some("removed"),
+            (Some(line), Some(meta)) => (line, meta),
+        };
+        if line.kind != meta.letter() || line.ino != meta.ino {
+            return Some("replaced");
+        }
+        let attributes = (line.mode, line.uid, line.gid) == (meta.permissions(), meta.uid, meta.gid);
+        let is_same = attributes && (meta.is_directory() || (line.size, line.ctime) == (meta.size, meta.ctime));
+        if is_same { None } else { Some("modified") }
+    }
+
+    /// Whether a directory's status has changed, which may be its attributes.
+    fn is_touched(&self, path: &Path, meta: Option<&Meta>) -> Option<&'static str> {
+        let meta = meta.filter(|meta| meta.is_directory())?;
+        let line = self.comparison.scan.hidden.get(path)?;
+        if line.ctime == meta.ctime { None } else { Some("modified") }
+    }
+
+    /// The conflicts without a resolution.
+    pub fn conflicts(&self) -> Vec<Conflict> {
+        let open = self.conflicts.iter().filter(|(path, _)| !self.resolutions.contains_key(*path));
+        open.map(|(path, found)| Conflict { path: bytes(path), ours: found.ours, theirs: found.theirs }).collect()
+    }
+
+    /// Resolves the conflicts of a path.
+    pub fn resolve(&mut self, path: &[u8], resolution: Resolution) {
+        self.resolutions.insert(path_of(path), resolution);
+    }
+
+    /// The changes that remain, without those that a resolution drops.
+    fn kept(&self) -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
+        let (mut items, mut removed) = (self.items.clone(), self.removed.clone());
+        let dropped = |path: &&PathBuf| self.resolutions.get(*path) == Some(&Resolution::Theirs);
+        for path in self.conflicts.keys().filter(dropped) {
+            let Some(found) = self.conflicts.get(path) else { continue };
+            for gone in &found.removed {
+                removed.remove(gone);
+            }
+            for gone in &found.items {
+                items.remove(gone);
+                let Some(item) = self.comparison.items.get(gone) else { continue };
+                let stays = item.base.is_some() && item.is_copy && !item.renamed;
+                if !stays && item.upper.meta.is_directory() {
+                    // Without the directory there is no place for its entries.
+                    items.retain(|path| !path.starts_with(gone));
+                }
+                if item.renamed
+                    && let Some(base) = &item.base
+                {
+                    removed.retain(|path| !path.starts_with(&base.path));
+                }
+            }
+        }
+        (items, removed)
+    }
+
+    // ---- Dangers ----
+
+    /// The changes that an administrator has to confirm: set-id bits, capabilities, devices, other owners than the
+    /// caller's `uid`.
+    pub fn dangers(&self, uid: u32) -> Vec<Danger> {
+        let (items, _) = self.kept();
+        let mut dangers = Vec::new();
+        for path in &items {
+            let Some(item) = self.comparison.items.get(path) else { continue };
+            for what in self.dangers_of(path, item, uid) {
+                dangers.push(Danger { path: bytes(path), what });
+            }
+        }
+        dangers
+    }
+
+    fn dangers_of(&self, path: &Path, item: &Item, uid: u32) -> Vec<String> {
+        let (new, mut found) = (&item.upper.meta, Vec::new());
+        let old = item.base.as_ref().map(|base| &base.meta);
+        let aspects = item.aspects;
+        let is_new = old.is_none() || aspects.content || aspects.links || aspects.owner;
+        let is_plain_file = new.is_file();
+        if is_plain_file && new.mode & 0o4000 != 0 && (is_new || aspects.mode) {
+            found.push(format!("set-user-id of {}", user(new.uid)));
+        }
+        if is_plain_file && new.mode & 0o2000 != 0 && (is_new || aspects.mode) {
+            found.push(format!("set-group-id of {}", group(new.gid)));
+        }
+        if is_plain_file && (is_new || aspects.xattrs) {
+            let (tree, place) = item.place(&self.upper, path);
+            // An attribute that cannot be read is reported, too: the commit would fail at it.
+            if !matches!(tree.xattr(&place, b"security.capability"), Ok(None)) {
+                found.push("file capabilities".to_owned());
+            }
+        }
+        if new.is_device() && (old.is_none() || aspects.device) {
+            let kind = if new.kind() == FileType::BlockDevice { "block" } else { "character" };
+            found.push(format!("{kind} device {}:{}", new.special.0, new.special.1));
+        }
+        if new.uid != uid && (old.is_none() || aspects.owner) {
+            found.push(format!("owned by {}:{}", new.uid, new.gid));
+        }
+        found
+    }
+
+    // ---- The commit ----
+
+    /// Makes the changes in the base, and removes them from the upper. `journal` is the directory `commit/`, which must
+    /// not be there; it is gone afterwards.
+    ///
+    /// # Errors
+    /// Conflicts without a resolution; a step failed: the journal stays, and says whether it can be continued or undone.
+    pub fn run(self, journal: &Path) -> Result<Committed> {
+        self.run_with(journal, &mut || Ok(()))
+    }
+
+    /// As [`Self::run`]; calls `pause` before each step.
+    pub(crate) fn run_with(self, journal: &Path, pause: Pause<'_>) -> Result<Committed> {
+        let open = self.conflicts();
+        if let Some(first) = open.first() {
+            let path = path_of(&first.path);
+            return Err(WorkspaceError {
+                what: format!(
+                    "{} has been {} in the base meanwhile ({} conflicts)",
+                    shown(&path),
+                    first.theirs,
+                    open.len()
+                ),
+                errno: None,
+            });
+        }
+        let (items, removed) = self.kept();
+        let dropped_items: BTreeSet<PathBuf> = self.items.difference(&items).cloned().collect();
+        let dropped_removed: BTreeSet<PathBuf> = self.removed.difference(&removed).cloned().collect();
+        let tree = self.base.only()?;
+        let request = build::Request {
+            base: &self.base,
+            upper: &self.upper,
+            comparison: &self.comparison,
+            items: &items,
+            removed: &removed,
+            dropped_items: &dropped_items,
+            dropped_removed: &dropped_removed,
+            is_whole: self.is_whole,
+        };
+        let steps = build::steps(&request)?;
+        let journal = Journal::create(journal, steps)?;
+        Execution::new(tree, &self.upper, journal, pause)?.run()
+    }
+}
+
+impl Journal {
+    /// Makes the remaining steps.
+    ///
+    /// # Errors
+    /// A step failed, or what it would replace has been changed by others.
+    pub fn resume(self, base: &Base, upper: &Upper) -> Result<Committed> {
+        self.resume_with(base, upper, &mut || Ok(()))
+    }
+
+    pub(crate) fn resume_with(self, base: &Base, upper: &Upper, pause: Pause<'_>) -> Result<Committed> {
+        Execution::new(base.only()?, upper, self, pause)?.run()
+    }
+
+    /// Whether all steps that were made can be taken back.
+    pub fn can_undo(&self) -> bool {
+        self.phase != crate::journal::Phase::Published
+    }
+
+    /// Takes back the steps that were made.
+    ///
+    /// # Errors
+    /// A step failed, or what it would restore has been changed by others.
+    pub fn undo(self, base: &Base, upper: &Upper) -> Result<()> {
+        self.undo_with(base, upper, &mut || Ok(()))
+    }
+
+    pub(crate) fn undo_with(self, base: &Base, upper: &Upper, pause: Pause<'_>) -> Result<()> {
+        Execution::new(base.only()?, upper, self, pause)?.undo()
+    }
+}
+
+/// Whether content and attributes are those of the base, except for the modification time.
+fn is_equal(item: &Item) -> bool {
+    let aspects = crate::Aspects { times: false, ..item.aspects };
+    item.base.is_some() && !item.renamed && aspects == crate::Aspects::default()
+}
+
+/// The name of a user, or the number.
+fn user(uid: u32) -> String {
+    match accounts::user_by_id(uid) {
+        Ok(Some(user)) => String::from_utf8_lossy(&user.name).into_owned(),
+        _ => uid.to_string(),
+    }
+}
+
+/// The name of a group, or the number.
+fn group(gid: u32) -> String {
+    match accounts::group_by_id(gid) {
+        Ok(Some(group)) => String::from_utf8_lossy(&group.name).into_owned(),
+        _ => gid.to_string(),
+    }
+}
+
+/// The attributes of a file in the base, for [`build`].
+pub(crate) fn xattrs_of(below: &Below<'_>, path: &Path) -> Result<crate::meta::Xattrs> {
+    let stored = below.tree.xattrs(path).during("read the attributes of", &below.tree.path_of(path))?;
+    Ok(crate::meta::shown_attributes(&stored))
+}

@@ -1,0 +1,9 @@
+//! Tests over real directories and unions without mounts.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod commit;
+mod conflicts;
+mod histories;
+mod layers;
+mod patches;
+mod support;

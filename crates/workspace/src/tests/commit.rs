@@ -1,0 +1,394 @@
+//! Single commits: kinds of changes, dangers, hostile links, errors of the storage.
+
+use super::support::{Stop, Workspace, assert_same, looked_at, names, tree, tree_of};
+use crate::{Journal, WorkspaceError};
+use nacre_testkit::World;
+use nacre_vfs::{Kind, OpenFlags, RenameFlags, SetAttr, WriteOrigin, XattrFlags};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    path::Path,
+    time::Instant,
+};
+
+fn name(text: &str) -> nacre_vfs::Name<'_> {
+    nacre_vfs::Name::new(text.as_bytes()).unwrap()
+}
+
+fn write(view: &World, path: &[u8], content: &[u8]) {
+    let file = view.find(path).unwrap();
+    view.open(&file.node, OpenFlags::READ_WRITE).write(content, 0, WriteOrigin::Caller).unwrap();
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn kinds_of_changes_are_listed() {
+    let workspace = Workspace::over(|base| {
+        for name in ["changed", "gone", "old", "mode", "touched"] {
+            fs::write(base.join(name), name).unwrap();
+        }
+        fs::create_dir_all(base.join("d/deep")).unwrap();
+        fs::write(base.join("d/deep/file"), "file").unwrap();
+        fs::create_dir(base.join("empty")).unwrap();
+    });
+    let view = workspace.view();
+    write(&view, b"changed", b"CHANGED");
+    view.layer.unlink(&view.caller, &view.root, name("gone")).unwrap();
+    view.layer.rename(&view.caller, &view.root, name("old"), &view.root, name("new"), RenameFlags(0)).unwrap();
+    view.layer.rename(&view.caller, &view.root, name("d"), &view.root, name("e"), RenameFlags(0)).unwrap();
+    view.layer.rmdir(&view.caller, &view.root, name("empty")).unwrap();
+    let mode = view.find(b"mode").unwrap().node;
+    view.change(&mode, SetAttr { mode: Some(0o640), ..SetAttr::default() });
+    // Opened for writing, and left as it was.
+    drop(view.open(&view.find(b"touched").unwrap().node, OpenFlags::READ_WRITE));
+    let added = view.directory(b"added");
+    view.file_in(&added, b"f", b"");
+    drop(view);
+    let list = ["A added", "A added/f", "M changed", "R d -> e", "D empty", "D gone", "M mode", "R old -> new"];
+    assert_eq!(workspace.list(), list);
+    let aspects: Vec<_> = workspace.changes().into_iter().filter(|change| change.path == b"mode").collect();
+    let wanted = crate::Aspects { mode: true, ..crate::Aspects::default() };
+    assert_eq!(aspects[0].kind, crate::ChangeKind::Modified(wanted));
+    let inode = looked_at(&workspace.base.join("old")).1;
+    let wanted = tree(&workspace.view());
+    workspace.commit();
+    assert_eq!(looked_at(&workspace.base.join("new")).1, inode, "a rename keeps the inode");
+    assert_same(&tree_of(&workspace.base), &wanted, "committed");
+    workspace.assert_clean();
+}
+
+#[test]
+fn a_file_with_names_outside_of_the_view_stays_one_file() {
+    let workspace = Workspace::over(|base| {
+        fs::write(base.join("a"), "content").unwrap();
+        fs::hard_link(base.join("a"), base.join("b")).unwrap();
+    });
+    let outside = workspace.base.with_file_name("outside");
+    fs::hard_link(workspace.base.join("a"), &outside).unwrap();
+    let view = workspace.view();
+    write(&view, b"a", b"CHANGED");
+    drop(view);
+    let inode = looked_at(&outside).1;
+    workspace.commit();
+    for path in [workspace.base.join("a"), workspace.base.join("b"), outside] {
+        let (_, ino, content) = looked_at(&path);
+        assert_eq!((ino, content.as_slice()), (inode, &b"CHANGED"[..]), "{}", path.display());
+    }
+    workspace.assert_clean();
+}
+
+#[test]
+fn a_file_whose_changed_name_was_removed_is_changed_under_the_others() {
+    let workspace = Workspace::over(|base| {
+        fs::create_dir(base.join("d")).unwrap();
+        fs::write(base.join("a"), "content").unwrap();
+        fs::hard_link(base.join("a"), base.join("d/b")).unwrap();
+    });
+    let view = workspace.view();
+    write(&view, b"a", b"CHANGED");
+    view.layer.unlink(&view.caller, &view.root, name("a")).unwrap();
+    drop(view);
+    assert_eq!(workspace.list(), ["D a", "M d/b"]);
+    workspace.commit();
+    assert_eq!(looked_at(&workspace.base.join("d/b")).2, b"CHANGED");
+    assert_eq!(names(&workspace.base), ["d"]);
+    workspace.assert_clean();
+}
+
+#[test]
+fn some_paths_are_committed_and_the_rest_stays() {
+    let workspace = Workspace::over(|base| {
+        for name in ["a", "b", "c"] {
+            fs::write(base.join(name), name).unwrap();
+        }
+        fs::create_dir(base.join("d")).unwrap();
+        fs::write(base.join("d/x"), "x").unwrap();
+        fs::write(base.join("d/y"), "y").unwrap();
+    });
+    let view = workspace.view();
+    write(&view, b"a", b"A");
+    view.layer.unlink(&view.caller, &view.root, name("b")).unwrap();
+    view.layer.unlink(&view.caller, &view.root, name("c")).unwrap();
+    let d = view.find(b"d").unwrap().node;
+    view.layer.unlink(&view.caller, &d, name("x")).unwrap();
+    let new = view.directory(b"new");
+    view.file_in(&new, b"one", b"1");
+    let (file, _) = view.file_in(&new, b"two", b"2");
+    view.layer.link(&view.caller, &file.node, None, &view.root, name("linked")).unwrap();
+    let wanted = tree(&view);
+    drop(view);
+    workspace.plan_of(&["a", "b", "new/two"]).run(&workspace.journal()).unwrap();
+    assert_eq!(workspace.list(), ["D c", "D d/x", "A linked", "A new/one"]);
+    assert_eq!(names(&workspace.base), ["a", "c", "d", "new"]);
+    assert_eq!(looked_at(&workspace.base.join("new/two")).2, b"2");
+    // The file that stays in the workspace is not the one in the base.
+    write(&workspace.view(), b"linked", b"later");
+    assert_eq!(looked_at(&workspace.base.join("new/two")).2, b"2");
+    let view = workspace.view();
+    write(&view, b"linked", b"2");
+    view.change(&view.find(b"linked").unwrap().node, SetAttr { size: Some(1), ..SetAttr::default() });
+    drop(view);
+    workspace.commit();
+    let names = |tree: &super::support::Tree| tree.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&tree_of(&workspace.base)), names(&wanted));
+    workspace.assert_clean();
+}
+
+#[test]
+fn a_name_that_was_committed_as_removed_can_be_used_again() {
+    let workspace = Workspace::over(|base| fs::write(base.join("a"), "base").unwrap());
+    let view = workspace.view();
+    view.layer.unlink(&view.caller, &view.root, name("a")).unwrap();
+    drop(view);
+    workspace.commit();
+    drop(workspace.view().file(b"a", b"new"));
+    workspace.commit();
+    assert_eq!(looked_at(&workspace.base.join("a")).2, b"new");
+}
+
+#[test]
+fn dangers_are_named() {
+    if !is_root() {
+        return;
+    }
+    let workspace = Workspace::over(|base| {
+        fs::write(base.join("was"), "x").unwrap();
+        fs::set_permissions(base.join("was"), fs::Permissions::from_mode(0o4755)).unwrap();
+    });
+    let view = workspace.view();
+    let change = |path: &[u8], change: SetAttr| {
+        let file = view.find(path).unwrap().node;
+        view.change(&file, change);
+    };
+    for path in [&b"setuid"[..], b"setgid", b"foreign", b"capable", b"plain"] {
+        view.file(path, b"x");
+    }
+    change(b"setuid", SetAttr { mode: Some(0o4755), ..SetAttr::default() });
+    change(b"setgid", SetAttr { mode: Some(0o2755), ..SetAttr::default() });
+    change(b"foreign", SetAttr { uid: Some(1001), gid: Some(1002), ..SetAttr::default() });
+    view.layer.mknod(&view.caller, &view.root, name("disk"), Kind::Block, 0o600, (8, 0)).unwrap();
+    let capable = view.find(b"capable").unwrap().node;
+    // VFS_CAP_REVISION_2 with CAP_CHOWN (linux/capability.h).
+    let value = [1, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    view.layer.setxattr(&view.caller, &capable, b"security.capability", &value, XattrFlags::default()).unwrap();
+    // A file that had the bit in the base, and other content now.
+    write(&view, b"was", b"y");
+    change(b"was", SetAttr { mode: Some(0o4755), ..SetAttr::default() });
+    drop(view);
+    let found = workspace.plan().dangers(0);
+    let lines: Vec<String> = found.iter().map(|one| format!("{}: {}", one.path.escape_ascii(), one.what)).collect();
+    let wanted = [
+        "capable: file capabilities",
+        "disk: block device 8:0",
+        "foreign: owned by 1001:1002",
+        "setgid: set-group-id of root",
+        "setuid: set-user-id of root",
+        "was: set-user-id of root",
+    ];
+    assert_eq!(lines, wanted);
+    let wanted = tree(&workspace.view());
+    workspace.commit();
+    assert_same(&tree_of(&workspace.base), &wanted, "committed");
+}
+
+#[test]
+fn holes_times_attributes_and_lists_are_kept() {
+    let workspace = Workspace::over(|_| {});
+    let view = workspace.view();
+    let (file, open) = view.file(b"sparse", b"");
+    open.write(b"far", 1 << 20, WriteOrigin::Caller).unwrap();
+    view.change(&file.node, SetAttr { size: Some(3 << 20), ..SetAttr::default() });
+    view.layer.setxattr(&view.caller, &file.node, b"user.one", b"value", XattrFlags::default()).unwrap();
+    let directory = view.directory(b"shared");
+    // Version 2; owner rwx, group r-x, others ---, and user 1000 rwx with mask (posix_acl_xattr.h).
+    let entry = |tag: u16, permissions: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let none = u32::MAX;
+    let list = [
+        2_u32.to_le_bytes().to_vec(),
+        entry(1, 7, none),
+        entry(2, 7, 1000),
+        entry(4, 5, none),
+        entry(16, 7, none),
+        entry(32, 0, none),
+    ]
+    .concat();
+    for kind in [&b"system.posix_acl_access"[..], b"system.posix_acl_default"] {
+        match view.layer.setxattr(&view.caller, &directory, kind, &list, XattrFlags::default()) {
+            Ok(()) | Err(nacre_vfs::Errno::EOPNOTSUPP) => {}
+            other => other.unwrap(),
+        }
+    }
+    view.file_in(&directory, b"inherits", b"");
+    let wanted = tree(&view);
+    drop((open, view));
+    workspace.commit();
+    let got = tree_of(&workspace.base);
+    assert_same(&got, &wanted, "committed");
+    assert!(got[&b"/sparse"[..]].data.iter().map(|(start, end)| end - start).sum::<u64>() <= 1 << 16);
+}
+
+#[test]
+fn a_commit_is_not_led_elsewhere_by_links() {
+    let workspace = Workspace::over(|base| {
+        fs::create_dir(base.join("d")).unwrap();
+        fs::write(base.join("d/file"), "base").unwrap();
+    });
+    let outside = workspace.base.with_file_name("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("file"), "outside").unwrap();
+    let view = workspace.view();
+    let d = view.find(b"d").unwrap().node;
+    let file = view.find_in(&d, b"file").unwrap().node;
+    view.open(&file, OpenFlags::READ_WRITE).write(b"OURS", 0, WriteOrigin::Caller).unwrap();
+    view.file_in(&d, b"new", b"ours");
+    drop(view);
+    // Between the plan and its execution, the directory becomes a link.
+    let plan = workspace.plan();
+    fs::rename(workspace.base.join("d"), workspace.base.join("moved")).unwrap();
+    symlink(&outside, workspace.base.join("d")).unwrap();
+    plan.run(&workspace.journal()).unwrap_err();
+    assert_eq!(names(&outside), ["file"]);
+    assert_eq!(fs::read(outside.join("file")).unwrap(), b"outside");
+    assert_eq!(fs::read(workspace.base.join("moved/file")).unwrap(), b"base");
+}
+
+#[test]
+fn what_others_change_during_a_commit_is_not_replaced() {
+    let workspace = Workspace::over(|base| {
+        for name in ["a", "b", "c"] {
+            fs::write(base.join(name), name).unwrap();
+        }
+    });
+    let view = workspace.view();
+    write(&view, b"a", b"A");
+    view.layer.unlink(&view.caller, &view.root, name("b")).unwrap();
+    view.file(b"new", b"ours");
+    drop(view);
+    let mut steps = 0;
+    workspace_steps(&workspace, &mut steps);
+    for path in ["a", "b", "new"] {
+        for step in 0..steps {
+            let (copy, mut left) = (
+                Workspace::over(|base| {
+                    for name in ["a", "b", "c"] {
+                        fs::write(base.join(name), name).unwrap();
+                    }
+                }),
+                step,
+            );
+            let view = copy.view();
+            write(&view, b"a", b"A");
+            view.layer.unlink(&view.caller, &view.root, name("b")).unwrap();
+            view.file(b"new", b"ours");
+            drop(view);
+            let target = copy.base.join(path);
+            let done = copy.plan().run_with(&copy.journal(), &mut || {
+                if left == 0 {
+                    fs::write(copy.base.join("theirs"), "theirs of another size").unwrap();
+                    fs::rename(copy.base.join("theirs"), &target).unwrap();
+                }
+                left = left.wrapping_sub(1);
+                Ok(())
+            });
+            // Refused, or others came after the step: in no case is their file lost.
+            let kept = fs::read(&target).is_ok_and(|text| text == b"theirs of another size");
+            assert!(kept, "{path} at step {step}: {done:?}");
+            if done.is_err() {
+                let (base, upper) = copy.opened();
+                let journal = Journal::open(&copy.journal()).unwrap().unwrap();
+                if journal.can_undo() {
+                    let undone = journal.undo(&base, &upper);
+                    let kept = fs::read(&target).is_ok_and(|text| text == b"theirs of another size");
+                    assert!(kept, "{path} at step {step}: {undone:?}");
+                }
+            }
+        }
+    }
+}
+
+fn workspace_steps(workspace: &Workspace, steps: &mut usize) {
+    let mut all = Stop::before(usize::MAX);
+    workspace.plan().run_with(&workspace.journal(), &mut || all.pause()).unwrap();
+    *steps = all.made;
+}
+
+#[test]
+fn a_full_disk_in_the_middle_leaves_a_choice() {
+    let workspace = Workspace::over(|base| fs::write(base.join("a"), "base").unwrap());
+    let view = workspace.view();
+    write(&view, b"a", b"OURS");
+    view.file(b"new", b"ours");
+    let wanted = tree(&view);
+    drop(view);
+    let before = tree_of(&workspace.base);
+    let mut count = 0;
+    let full = |count: &mut usize, at: usize| {
+        *count += 1;
+        if *count == at {
+            return Err(WorkspaceError {
+                what: "cannot write new: No space left on device".to_owned(),
+                errno: Some(28),
+            });
+        }
+        Ok(())
+    };
+    let error = workspace.plan().run_with(&workspace.journal(), &mut || full(&mut count, 3)).unwrap_err();
+    assert_eq!(error.errno, Some(28));
+    assert!(error.what.ends_with("nothing is changed yet; the commit can be continued or undone"), "{error}");
+    let (base, upper) = workspace.opened();
+    Journal::open(&workspace.journal()).unwrap().unwrap().undo(&base, &upper).unwrap();
+    assert_same(&tree_of(&workspace.base), &before, "undone");
+    workspace.commit();
+    assert_same(&tree_of(&workspace.base), &wanted, "committed after all");
+}
+
+#[test]
+fn a_broken_journal_is_refused_and_an_empty_one_is_none() {
+    let workspace = Workspace::over(|_| {});
+    fs::create_dir(workspace.journal()).unwrap();
+    fs::write(workspace.journal().join("steps.new"), "{").unwrap();
+    assert!(Journal::open(&workspace.journal()).unwrap().is_none());
+    assert!(!workspace.journal().exists());
+    fs::create_dir(workspace.journal()).unwrap();
+    fs::write(workspace.journal().join("steps"), "{").unwrap();
+    Journal::open(&workspace.journal()).unwrap_err();
+}
+
+#[test]
+fn a_hundred_changes_in_a_large_tree_touch_little_of_it() {
+    let workspace = Workspace::over(|base| {
+        for directory in 0..20 {
+            let path = base.join(format!("d{directory}"));
+            fs::create_dir(&path).unwrap();
+            for file in 0..100 {
+                fs::write(path.join(format!("f{file}")), "content").unwrap();
+            }
+        }
+    });
+    let view = workspace.view();
+    for number in 0..100 {
+        let directory = view.find(format!("d{}", number % 20).as_bytes()).unwrap().node;
+        let file = view.find_in(&directory, format!("f{number}").as_bytes()).unwrap().node;
+        view.open(&file, OpenFlags::READ_WRITE).write(b"CONTENT", 0, WriteOrigin::Caller).unwrap();
+    }
+    drop(view);
+    let unread = accessed(&workspace.base);
+    let begun = Instant::now();
+    assert_eq!(workspace.list().len(), 100);
+    println!("100 changes listed in {:?}", begun.elapsed());
+    assert_eq!(accessed(&workspace.base), unread, "no directory of the base is read");
+}
+
+/// Access times of the directories: a listing would change them, as they are older than the last change.
+fn accessed(base: &Path) -> Vec<(i64, i64)> {
+    let entries = fs::read_dir(base).unwrap().map(|entry| entry.unwrap().path());
+    let mut times: Vec<_> =
+        entries.map(|path| fs::metadata(path).unwrap()).map(|meta| (meta.atime(), meta.atime_nsec())).collect();
+    times.sort();
+    times
+}
