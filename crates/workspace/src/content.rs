@@ -51,12 +51,13 @@ fn read_full(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> io::Result
 
 /// Whether two files of this size have the same bytes. Holes that both have are not read.
 pub(crate) fn is_same(one: BorrowedFd<'_>, other: BorrowedFd<'_>, size: u64) -> io::Result<bool> {
-    let (mut first, mut second) = (vec![0; BUFFER], vec![0; BUFFER]);
+    let most = usize::try_from(size).unwrap_or(BUFFER).min(BUFFER);
+    let (mut first, mut second) = (vec![0; most], vec![0; most]);
     let mut at = 0;
     while at < size {
         let (one_data, other_data) = (data_from(one, at, size)?.0, data_from(other, at, size)?.0);
         at = one_data.min(other_data);
-        let room = usize::try_from(size.saturating_sub(at)).unwrap_or(BUFFER).min(BUFFER);
+        let room = usize::try_from(size.saturating_sub(at)).unwrap_or(BUFFER).min(most);
         let (Some(left), Some(right)) = (first.get_mut(..room), second.get_mut(..room)) else { break };
         let (one_read, other_read) = (read_full(one, left, at)?, read_full(other, right, at)?);
         if one_read != other_read || left.get(..one_read) != right.get(..one_read) {

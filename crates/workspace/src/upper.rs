@@ -140,9 +140,11 @@ impl Upper {
     fn scan_directory(&self, directory: &Path, scan: &mut Scan, waiting: &mut Vec<PathBuf>) -> Result<()> {
         let shown = self.tree.path_of(directory);
         let listed = self.tree.list(directory).during("read", &shown)?;
-        let holds_empty_whiteouts = self.opaque_attribute(directory)? == Some(b'x');
-        let is_opaque = self.opaque_attribute(directory)? == Some(b'y');
-        if is_opaque && let Some(entry) = scan.entries.get_mut(directory) {
+        let opaque = self.opaque_attribute(directory)?;
+        let holds_empty_whiteouts = opaque == Some(b'x');
+        if opaque == Some(b'y')
+            && let Some(entry) = scan.entries.get_mut(directory)
+        {
             entry.opaque = true;
         }
         for listed in listed {

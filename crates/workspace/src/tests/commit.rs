@@ -6,8 +6,12 @@ use nacre_testkit::World;
 use nacre_vfs::{Kind, OpenFlags, RenameFlags, SetAttr, WriteOrigin, XattrFlags};
 use std::{
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt, symlink},
+        process::ExitStatusExt,
+    },
     path::Path,
+    process::Command,
     time::Instant,
 };
 
@@ -391,4 +395,141 @@ fn accessed(base: &Path) -> Vec<(i64, i64)> {
         entries.map(|path| fs::metadata(path).unwrap()).map(|meta| (meta.atime(), meta.atime_nsec())).collect();
     times.sort();
     times
+}
+
+/// A small file system, unmounted when this is dropped.
+struct SmallDisk<'a>(&'a Path);
+
+impl SmallDisk<'_> {
+    fn mount(at: &Path, options: &str) {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).status().unwrap();
+        assert!(mounted.success());
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0).status();
+    }
+}
+
+#[test]
+fn a_full_base_is_left_as_it_was_and_takes_the_commit_when_it_has_room() {
+    if !is_root() {
+        return;
+    }
+    let workspace = Workspace::over(|base| {
+        SmallDisk::mount(base, "size=1m");
+        fs::write(base.join("a"), "base").unwrap();
+    });
+    let disk = SmallDisk(&workspace.base);
+    let view = workspace.view();
+    write(&view, b"a", b"OURS");
+    let (_, file) = view.file(b"large", b"");
+    file.write(&vec![7; 3 << 20], 0, WriteOrigin::Caller).unwrap();
+    let wanted = tree(&view);
+    drop((file, view));
+    let before = tree_of(&workspace.base);
+    for is_undone in [true, false] {
+        let error = workspace.plan().run(&workspace.journal()).unwrap_err();
+        assert_eq!(error.errno, Some(28), "{error}");
+        assert!(error.what.ends_with("nothing is changed yet; the commit can be continued or undone"), "{error}");
+        let (base, upper) = workspace.opened();
+        let journal = Journal::open(&workspace.journal()).unwrap().unwrap();
+        if is_undone {
+            journal.undo(&base, &upper).unwrap();
+            assert_same(&tree_of(&workspace.base), &before, "undone");
+        } else {
+            let grown = Command::new("mount").args(["-o", "remount,size=16m"]).arg(&workspace.base).status().unwrap();
+            assert!(grown.success());
+            journal.resume(&base, &upper).unwrap();
+            assert_same(&tree_of(&workspace.base), &wanted, "continued");
+        }
+    }
+    workspace.assert_clean();
+    drop(disk);
+}
+
+/// Environment of the process that is killed: the directories of the workspace, and the step.
+const VICTIM: &str = "NACRE_WORKSPACE_VICTIM";
+
+#[test]
+fn a_killed_process_is_followed_by_another_one() {
+    let fill = |base: &Path| {
+        fs::write(base.join("changed"), "base").unwrap();
+        fs::write(base.join("old"), "base").unwrap();
+        fs::create_dir(base.join("gone")).unwrap();
+    };
+    if let Ok(victim) = std::env::var(VICTIM) {
+        let (directory, step) = victim.split_once('|').unwrap();
+        let (directory, mut left) = (Path::new(directory), step.parse::<u32>().unwrap());
+        let base = crate::Base::open(&[directory.join("base")]).unwrap();
+        let upper = crate::Upper::open(&directory.join("changes")).unwrap();
+        let changes = crate::changes(&base, &upper, &crate::Selection::default()).unwrap();
+        let plan = crate::CommitPlan::new(&base, &upper, changes, crate::CommitOptions::default()).unwrap();
+        plan.run_with(&directory.join("commit"), &mut || {
+            if left == 0 {
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+            }
+            left -= 1;
+            Ok(())
+        })
+        .unwrap();
+        return;
+    }
+    let mut killed = 0;
+    for step in 0.. {
+        let workspace = Workspace::over(fill);
+        let view = workspace.view();
+        write(&view, b"changed", b"CHANGED");
+        view.layer.rename(&view.caller, &view.root, name("old"), &view.root, name("new"), RenameFlags(0)).unwrap();
+        view.layer.rmdir(&view.caller, &view.root, name("gone")).unwrap();
+        view.file(b"added", b"added");
+        let wanted = tree(&view);
+        drop(view);
+        let directory = workspace.base.parent().unwrap();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tests::commit::a_killed_process_is_followed_by_another_one"])
+            .env(VICTIM, format!("{}|{step}", directory.display()))
+            .output()
+            .unwrap()
+            .status;
+        if status.success() {
+            assert_same(&tree_of(&workspace.base), &wanted, "not killed");
+            break;
+        }
+        assert_eq!(status.signal(), Some(9));
+        killed += 1;
+        let (base, upper) = workspace.opened();
+        Journal::open(&workspace.journal()).unwrap().unwrap().resume(&base, &upper).unwrap();
+        assert_same(&tree_of(&workspace.base), &wanted, &format!("killed before step {step}"));
+        workspace.assert_clean();
+    }
+    assert!(killed > 10, "{killed}");
+}
+
+#[test]
+fn several_bases_are_compared_and_not_committed() {
+    let workspace = Workspace::over(|base| {
+        for half in ["one", "two"] {
+            fs::create_dir_all(base.join(half).join("d")).unwrap();
+            fs::write(base.join(half).join("d/both"), half).unwrap();
+            fs::write(base.join(half).join("d").join(half), half).unwrap();
+        }
+    });
+    let bases = [workspace.base.join("one"), workspace.base.join("two")];
+    // The form of an upper in which the lower file was removed, the upper one changed, and one added.
+    let upper = workspace.upper_path();
+    fs::create_dir(upper.join("d")).unwrap();
+    fs::write(upper.join("d/.wh.two"), "").unwrap();
+    fs::write(upper.join("d/both"), "changed").unwrap();
+    fs::write(upper.join("d/new"), "").unwrap();
+    let base = crate::Base::open(&bases).unwrap();
+    let upper = crate::Upper::open(&workspace.changes).unwrap();
+    let changes = crate::changes(&base, &upper, &crate::Selection::default()).unwrap();
+    let paths: Vec<String> = changes.iter().map(|change| change.path.escape_ascii().to_string()).collect();
+    assert_eq!(paths, ["d/both", "d/new", "d/two"]);
+    assert_eq!(changes[0].old.as_ref().unwrap().size, 3, "the upper directory's file is on top");
+    let error = crate::CommitPlan::new(&base, &upper, changes, crate::CommitOptions::default()).unwrap_err();
+    assert!(error.what.contains("several directories"), "{error}");
 }
