@@ -69,6 +69,11 @@ impl Tree {
         Ok(Tree { top: Arc::new(top), shown: path.to_path_buf(), makes_readable: false })
     }
 
+    /// The tree beneath a directory that is open.
+    pub(crate) fn beneath(top: OwnedFd, shown: PathBuf) -> Tree {
+        Tree { top: Arc::new(top), shown, makes_readable: false }
+    }
+
     /// The same tree, of which files without read permission are made readable for the moment of opening them.
     pub(crate) fn making_readable(self) -> Tree {
         Tree { makes_readable: true, ..self }

@@ -76,12 +76,20 @@ struct Builder<'a> {
     /// Inode numbers of files that the commit itself changes.
     changed_files: HashSet<u64>,
     is_root: bool,
+    /// Paths in the view of the base's directories.
+    views: HashMap<&'a Path, &'a Path>,
 }
 
 /// Builds the steps.
 pub(crate) fn steps(request: &Request<'_>) -> Result<Steps> {
     let top = Meta::of_file(request.base.only()?.top()).during("read", &request.base.only()?.shown)?;
     let steps = Steps { version: VERSION, base: top.ino, ..Steps::default() };
+    let mut views = HashMap::new();
+    for (view, item) in request.comparison.items.iter().filter(|(_, item)| item.upper.meta.is_directory()) {
+        if let Some(base) = &item.base {
+            views.insert(base.path.as_path(), view.as_path());
+        }
+    }
     let mut builder = Builder {
         request,
         steps,
@@ -93,6 +101,7 @@ pub(crate) fn steps(request: &Request<'_>) -> Result<Steps> {
         unlocked: BTreeSet::new(),
         changed_files: HashSet::new(),
         is_root: rustix::process::geteuid().is_root(),
+        views,
     };
     builder.build()?;
     Ok(builder.steps)
@@ -196,11 +205,8 @@ impl<'a> Builder<'a> {
 
     /// Notes that names change in a directory with this old path.
     fn touch_below(&mut self, below: &Path) {
-        let found = self.request.comparison.items.iter().find(|(_, item)| {
-            item.upper.meta.is_directory() && item.base.as_ref().is_some_and(|base| base.path == below)
-        });
-        if let Some((view, _)) = found {
-            self.touched.insert(view.clone());
+        if let Some(view) = self.views.get(below) {
+            self.touched.insert(view.to_path_buf());
         }
     }
 

@@ -7,7 +7,7 @@
 
 use crate::{
     Committed, Result, WorkspaceError,
-    beneath::{self, DIRECTORY, HANDLE, Tree},
+    beneath::{self, HANDLE, Tree},
     content, dress,
     journal::{Journal, Phase},
     meta::{Meta, shown_attributes},
@@ -22,6 +22,7 @@ use rustix::{
 };
 use std::{
     collections::{HashMap, HashSet},
+    ffi::OsStr,
     io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -47,6 +48,8 @@ pub(crate) struct Execution<'a> {
     detached: HashMap<Slot, u64>,
     /// New paths of the entries of slots.
     placed: HashMap<Slot, PathBuf>,
+    /// Staging directories that are there, open: others who may rename them cannot lead a step to their own.
+    stages: Vec<(PathBuf, Tree)>,
     pause: Pause<'a>,
     /// Directories with changed names that have not been synced.
     unsynced: Vec<((u64, u64), OwnedFd)>,
@@ -67,7 +70,17 @@ impl<'a> Execution<'a> {
         }
         let detached = journal.steps.detaches.iter().map(|detach| (detach.slot, detach.expected.ino)).collect();
         let placed = journal.steps.places.iter().map(|place| (place.slot, place.path.clone())).collect();
-        Ok(Execution { base, upper, journal, detached, placed, pause, unsynced: Vec::new(), bytes: 0 })
+        Ok(Execution {
+            base,
+            upper,
+            journal,
+            detached,
+            placed,
+            stages: Vec::new(),
+            pause,
+            unsynced: Vec::new(),
+            bytes: 0,
+        })
     }
 
     /// Makes all steps that remain.
@@ -96,6 +109,7 @@ impl<'a> Execution<'a> {
             self.journal.prepared(staged)?;
         }
         if self.journal.phase == Phase::Prepared {
+            self.open_stages()?;
             self.publish()?;
             (self.pause)()?;
             self.journal.published()?;
@@ -111,8 +125,27 @@ impl<'a> Execution<'a> {
         }
     }
 
+    /// The open directory beneath which a path lies: a staging directory, or the base.
+    fn beneath<'p>(&self, path: &'p Path) -> (&Tree, &'p Path) {
+        for (stage, tree) in &self.stages {
+            if let Ok(rest) = path.strip_prefix(stage)
+                && !rest.as_os_str().is_empty()
+            {
+                return (tree, rest);
+            }
+        }
+        (self.base, path)
+    }
+
+    /// Opens the directory of an entry, to make a call with the entry's name.
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
+        let (tree, path) = self.beneath(path);
+        tree.parent(path)
+    }
+
     fn meta(&self, path: &Path) -> Result<Option<Meta>> {
-        self.base.meta(path).during("read", &self.base.path_of(path))
+        let (tree, path) = self.beneath(path);
+        tree.meta(path).during("read", &tree.path_of(path))
     }
 
     /// Whether the entry at a path has this inode number.
@@ -149,17 +182,58 @@ impl<'a> Execution<'a> {
     }
 
     /// Makes an empty staging directory.
-    fn make_stage(&self, stage: &Path) -> Result<()> {
+    fn make_stage(&mut self, stage: &Path) -> Result<()> {
         let shown = self.base.path_of(stage);
         let (parent, name) = self.base.parent(stage).during("open", &shown)?;
-        if self.journal.is_resumed {
+        if self.journal.is_resumed && self.open_stage(stage)? {
             beneath::remove_tree(parent.as_fd(), name).during("remove", &shown)?;
+            self.stages.retain(|(known, _)| known != stage);
         }
         fs::mkdirat(&parent, name, Mode::RWXU).during("create", &shown)?;
-        let directory = fs::openat(&parent, name, DIRECTORY, Mode::empty()).during("open", &shown)?;
+        if !self.open_stage(stage)? {
+            return Err(changed(&shown));
+        }
+        let Some((_, tree)) = self.stages.iter().find(|(known, _)| known == stage) else { return Ok(()) };
+        if !tree.list(Path::new("")).during("read", &shown)?.is_empty() {
+            return Err(changed(&shown));
+        }
         // Files get the access control lists of the view, not inherited ones.
-        dress::remove_xattr(Target::File(directory.as_fd()), b"system.posix_acl_default").during("set up", &shown)?;
-        inode::change_mode(directory.as_fd(), 0o700).during("set up", &shown)
+        dress::remove_xattr(Target::File(tree.top()), b"system.posix_acl_default").during("set up", &shown)?;
+        inode::change_mode(tree.top(), 0o700).during("set up", &shown)
+    }
+
+    /// Opens the staging directories of a commit that was interrupted.
+    fn open_stages(&mut self) -> Result<()> {
+        for stage in self.journal.steps.stages.clone() {
+            self.open_stage(&stage)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a staging directory; returns whether it is there. One in a directory that others may write to has to be the
+    /// commit's own.
+    fn open_stage(&mut self, stage: &Path) -> Result<bool> {
+        if self.stages.iter().any(|(known, _)| known == stage) {
+            return Ok(true);
+        }
+        let shown = self.base.path_of(stage);
+        let opened = self.base.directory(stage).and_then(|directory| {
+            let meta = Meta::of_file(directory.as_fd())?;
+            Ok((directory, meta))
+        });
+        let (directory, meta) = match opened {
+            Ok(opened) => opened,
+            Err(error) if is_missing(&error) => return Ok(false),
+            Err(error) => return Err(error).during("open", &shown),
+        };
+        let parent = self.base.meta(stage.parent().unwrap_or(Path::new(""))).during("read", &shown)?;
+        let is_open_to_others = parent.is_none_or(|parent| parent.mode & 0o022 != 0);
+        let is_ours = meta.uid == rustix::process::geteuid().as_raw() && meta.mode & 0o077 == 0;
+        if is_open_to_others && !is_ours {
+            return Err(fact(&shown, "is not the staging directory that the commit has made"));
+        }
+        self.stages.push((stage.to_path_buf(), Tree::beneath(directory, shown)));
+        Ok(true)
     }
 
     fn make_staged(&mut self, staged: &[Staged]) -> Result<HashMap<Slot, u64>> {
@@ -181,7 +255,8 @@ impl<'a> Execution<'a> {
             let at = if one.within.as_os_str().is_empty() { slot } else { slot.join(&one.within) };
             let shown = self.base.path_of(&at);
             let wanted = self.dress_of(one)?;
-            let directory = self.base.listed_directory(&at).during("open", &shown)?;
+            let (tree, place) = self.beneath(&at);
+            let directory = tree.listed_directory(place).during("open", &shown)?;
             let wanted = if stays_open { Dress { mode: wanted.mode | 0o700, ..wanted } } else { wanted };
             dress::dress(directory.as_fd(), &wanted).during("set the attributes of", &shown)?;
             fs::fsync(&directory).during("sync", &shown)?;
@@ -207,13 +282,13 @@ impl<'a> Execution<'a> {
     /// Makes one staged entry; returns its inode number.
     fn make_one(&mut self, staged: &Staged, at: &Path) -> Result<u64> {
         let shown = self.base.path_of(&staged.destination);
-        let (parent, name) = self.base.parent(at).during("open", &self.base.path_of(at))?;
+        let (parent, name) = self.parent(at).during("open", &self.base.path_of(at))?;
         match &staged.make {
             Make::Directory { .. } => fs::mkdirat(&parent, name, Mode::RWXU).during("create", &shown)?,
             Make::LinkOfStaged { slot, within } => {
                 let slot = self.slot(*slot)?;
                 let first = if within.as_os_str().is_empty() { slot } else { slot.join(within) };
-                let (from, first) = self.base.parent(&first).during("open", &shown)?;
+                let (from, first) = self.parent(&first).during("open", &shown)?;
                 fs::linkat(&from, first, &parent, name, AtFlags::empty()).during("make a hard link at", &shown)?;
             }
             Make::LinkOfBase { path, ino } => {
@@ -240,13 +315,7 @@ impl<'a> Execution<'a> {
         Ok(Meta::of_entry(parent.as_fd(), name).during("read", &shown)?.ino)
     }
 
-    fn make_copy(
-        &mut self,
-        staged: &Staged,
-        parent: BorrowedFd<'_>,
-        name: &std::ffi::OsStr,
-        may_link: bool,
-    ) -> Result<()> {
+    fn make_copy(&mut self, staged: &Staged, parent: BorrowedFd<'_>, name: &OsStr, may_link: bool) -> Result<()> {
         let shown = self.base.path_of(&staged.destination);
         let (tree, source) = (&self.upper.state, &staged.source);
         let wanted = self.dress_of(staged)?;
@@ -355,7 +424,8 @@ impl<'a> Execution<'a> {
     fn overwrite(&mut self, path: &Path, expected: &Expected, new: Slot) -> Result<()> {
         let shown = self.base.path_of(path);
         let from_path = self.slot(new)?;
-        let from = self.base.file(&from_path).during("open the copy of", &shown)?;
+        let (tree, place) = self.beneath(&from_path);
+        let from = tree.file(place).during("open the copy of", &shown)?;
         let size = Meta::of_file(from.as_fd()).during("read", &shown)?.size;
         let file = self.base.writable_file(path).during("open", &shown)?;
         let meta = Meta::of_file(file.as_fd()).during("read", &shown)?;
@@ -435,8 +505,8 @@ impl<'a> Execution<'a> {
     }
 
     fn rename_raw(&mut self, from: &Path, to: &Path, flags: RenameFlags) -> io::Result<()> {
-        let (old, name) = self.base.parent(from)?;
-        let (new, new_name) = self.base.parent(to)?;
+        let (old, name) = self.parent(from)?;
+        let (new, new_name) = self.parent(to)?;
         match fs::renameat_with(&old, name, &new, new_name, flags) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if flags == RenameFlags::NOREPLACE => {
                 if Meta::of_entry(new.as_fd(), new_name).is_ok() {
@@ -551,6 +621,21 @@ impl<'a> Execution<'a> {
     fn remove_stages(&mut self) -> Result<()> {
         for stage in self.journal.steps.stages.clone() {
             (self.pause)()?;
+            let shown = self.base.path_of(&stage);
+            match self.open_stage(&stage) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) if self.journal.is_resumed && error.errno == Some(Errno::ACCESS.raw_os_error()) => continue,
+                Err(error) => return Err(error),
+            }
+            let known =
+                self.stages.iter().find(|(known, _)| *known == stage).map(|(_, tree)| Meta::of_file(tree.top()));
+            let ino = known.transpose().during("read", &shown)?.map(|meta| meta.ino);
+            let there = self.base.meta(&stage).during("read", &shown)?;
+            if there.map(|meta| meta.ino) != ino {
+                return Err(changed(&shown));
+            }
+            self.stages.retain(|(known, _)| *known != stage);
             let removed = self.base.parent(&stage).and_then(|(parent, name)| {
                 beneath::remove_tree(parent.as_fd(), name)?;
                 self.note_open(&parent)
@@ -596,6 +681,7 @@ impl<'a> Execution<'a> {
         if was_published {
             (self.pause)()?;
             self.journal.undoing()?;
+            self.open_stages()?;
             self.take_back()?;
         }
         self.remove_stages()?;
@@ -684,7 +770,7 @@ fn lacks_flags(error: &io::Error) -> bool {
     matches!(number, Some(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP))
 }
 
-fn create(directory: BorrowedFd<'_>, name: &std::ffi::OsStr) -> io::Result<OwnedFd> {
+fn create(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(fs::openat(directory, name.as_bytes(), flags, Mode::from_raw_mode(0o600))?)
 }

@@ -397,6 +397,50 @@ fn accessed(base: &Path) -> Vec<(i64, i64)> {
     times
 }
 
+#[test]
+fn a_staging_directory_of_somebody_else_is_not_used() {
+    if !is_root() {
+        return;
+    }
+    let workspace = Workspace::over(|base| {
+        fs::write(base.join("a"), "base").unwrap();
+        fs::set_permissions(base, fs::Permissions::from_mode(0o777)).unwrap();
+    });
+    let view = workspace.view();
+    write(&view, b"a", b"OURS");
+    view.file(b"new", b"ours");
+    drop(view);
+    let before = fs::read(workspace.base.join("a")).unwrap();
+    let mut count = 0;
+    // A user who may write to the base puts a directory of his own, with a link in it, in the place of the staging one.
+    let error = workspace.plan().run_with(&workspace.journal(), &mut || {
+        count += 1;
+        if count == 2 {
+            let stage = names(&workspace.base).into_iter().find(|name| name.starts_with(".wh.")).unwrap();
+            let stage = workspace.base.join(stage);
+            fs::rename(&stage, workspace.base.join("stolen")).unwrap();
+            fs::create_dir(&stage).unwrap();
+            for number in 0..4 {
+                symlink(workspace.base.join("a"), stage.join(number.to_string())).unwrap();
+            }
+            std::os::unix::fs::chown(&stage, Some(1001), Some(1001)).unwrap();
+        }
+        Ok(())
+    });
+    let error = error.unwrap_err();
+    assert!(error.what.contains("changed by others"), "{error}");
+    // Whatever was made, it is the workspace's file or the old one.
+    let now = fs::read(workspace.base.join("a")).unwrap();
+    assert!(now == before || now == b"OURS", "{now:?}");
+    let new = fs::read(workspace.base.join("new"));
+    assert!(new.is_err() || new.unwrap() == b"ours");
+    // Another process does not use it either.
+    let (base, upper) = workspace.opened();
+    let journal = Journal::open(&workspace.journal()).unwrap().unwrap();
+    let error = journal.resume(&base, &upper).unwrap_err();
+    assert!(error.what.contains("is not the staging directory"), "{error}");
+}
+
 /// A small file system, unmounted when this is dropped.
 struct SmallDisk<'a>(&'a Path);
 
