@@ -1,9 +1,10 @@
 //! `nacre workspace`: directories with changes that lie apart from them, until they are committed or discarded.
 //!
 //! `command.rs` is the part of the table of commands, `run.rs` carries the verbs out, `list.rs` prints tables, and
-//! `changes.rs` shows, commits, exports and imports changes.
+//! `changes.rs` shows, commits, exports and imports changes; `of_pool.rs` has workspaces over file systems of pools.
 
 mod changes;
 pub mod command;
 mod list;
+mod of_pool;
 pub mod run;

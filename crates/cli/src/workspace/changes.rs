@@ -2,6 +2,7 @@
 
 use super::{
     command::{CommitOrder, DiffForm, DiffOrder},
+    of_pool,
     run::{mount_again, with_changes},
 };
 use crate::{output, union::run::json};
@@ -42,6 +43,11 @@ fn failed(error: WorkspaceError) -> Failure {
 
 fn opened(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
     let base = Base::open(&workspace.settings.directories()).map_err(failed)?;
+    Ok((base, Upper::open(&workspace.changes()).map_err(failed)?))
+}
+
+fn opened_for_commit(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
+    let base = Base::open(&of_pool::targets(&workspace.settings)).map_err(failed)?;
     Ok((base, Upper::open(&workspace.changes()).map_err(failed)?))
 }
 
@@ -305,7 +311,8 @@ fn danger_report(danger: &Danger) -> DangerReport {
 }
 
 fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcome, Failure> {
-    let (base, upper) = opened(workspace)?;
+    of_pool::renumber(workspace)?;
+    let (base, upper) = opened_for_commit(workspace)?;
     if let Some(journal) = Journal::open(&workspace.journal()).map_err(failed)? {
         if order.undo {
             journal.undo(&base, &upper).map_err(failed)?;
@@ -315,7 +322,7 @@ fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcom
         // A failure to print a note is ignored.
         let _ = writeln!(io::stderr(), "nacre: the interrupted commit is complete");
         // The changes on disk are others now.
-        let (base, upper) = opened(workspace)?;
+        let (base, upper) = opened_for_commit(workspace)?;
         return commit_planned(workspace, order, &base, &upper);
     }
     if order.undo {
@@ -352,6 +359,7 @@ fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper
     let committed = plan.run(&workspace.journal()).map_err(failed)?;
     if selection.paths.is_empty() {
         // The workspace begins anew: without a log of what is in the base now.
+        of_pool::renew(&workspace.settings)?;
         let ready = workspace.directory.join(".changes");
         store::make_changes(&ready, &workspace.settings)?;
         snapshots::replace_changes(workspace, &ready)?;

@@ -189,14 +189,14 @@ fn create() -> Command {
     Command::new("create")
         .about("Make a workspace over a directory, which is not changed before a commit")
         .after_help(
-            "Examples:\n  nacre workspace create try --from /srv/site\n  nacre workspace create job1 --from ~/checkout --at /tmp/job1 --size 2G\n  nacre workspace create agent --from ~/project --hide '*.key' --hide .env --ro .git --read-only-below\n  nacre workspace create further --from try\n\nIf --from names a workspace, its view is the base. The view's directory is printed.",
+            "Examples:\n  nacre workspace create try --from /srv/site\n  nacre workspace create job1 --from ~/checkout --at /tmp/job1 --size 2G\n  nacre workspace create agent --from ~/project --hide '*.key' --hide .env --ro .git --read-only-below\n  nacre workspace create further --from try\n  nacre workspace create home --from tank/home\n\nIf --from names a workspace, its view is the base; of a mounted file system of a pool, a snapshot. The view's directory is printed.",
         )
         .arg(Arg::new("NAME").required(true).help("Name of the new workspace"))
         .arg(
             Arg::new("from")
                 .long("from")
                 .required(true)
-                .value_name("DIR|WORKSPACE")
+                .value_name("DIR|WORKSPACE|POOL/FS[@SNAPSHOT]")
                 .value_parser(value_parser!(OsString))
                 .action(ArgAction::Append)
                 .help("What it shows (may be repeated: the first is on top)"),

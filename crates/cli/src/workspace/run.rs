@@ -4,6 +4,7 @@ use super::{
     changes::{self, check_no_commit},
     command::{CreateOrder, RunOrder, WorkspaceVerb},
     list,
+    of_pool::{self, Dataset},
 };
 use crate::{clock, output};
 use nacre_daemon::{
@@ -112,13 +113,45 @@ pub(super) fn mount_again(workspace: &Workspace, store: &Store, was_mounted: boo
 fn create(store: &Store, order: &CreateOrder) -> Result<(), Failure> {
     check_name(&order.name)?;
     let (mut base, mut over) = (Vec::new(), None);
-    for from in &order.from {
+    let dataset = match order.from.as_slice() {
+        [only] => dataset(store, only)?,
+        _ => None,
+    };
+    let of_pool = dataset.map(|dataset| dataset.settings(&order.name, clock::seconds())).transpose()?;
+    for from in order.from.iter().filter(|_| of_pool.is_none()) {
         let (directory, shown_over) = find_base(store, from)?;
         over.get_or_insert(shown_over);
         base.push(directory);
     }
-    let over = over.ok_or_else(|| Failure::usage("a workspace needs a directory: --from"))?;
-    let mut settings = WorkspaceSettings::new(base, over, clock::seconds());
+    let made = match of_pool {
+        Some(settings) => Ok(settings),
+        None => over
+            .ok_or_else(|| Failure::usage("a workspace needs a directory: --from"))
+            .map(|over| WorkspaceSettings::new(base, over, clock::seconds())),
+    };
+    let settings = made?;
+    let created = create_with(store, order, settings.clone());
+    if created.is_err() {
+        of_pool::release(&settings)?;
+    }
+    created
+}
+
+/// The file system of a pool that a word of `--from` names, unless it names a workspace.
+fn dataset(store: &Store, from: &OsString) -> Result<Option<Dataset>, Failure> {
+    let Some(word) = from.to_str() else { return Ok(None) };
+    if check_name(word).is_ok() && store.open(word).is_ok() {
+        return Ok(None);
+    }
+    let found = of_pool::find(word)?;
+    if found.is_some() && Path::new(from).is_dir() {
+        return Err(Failure::usage(format!("{word} is a file system of a pool and a directory"))
+            .next(format!("write ./{word} for the directory")));
+    }
+    Ok(found)
+}
+
+fn create_with(store: &Store, order: &CreateOrder, mut settings: WorkspaceSettings) -> Result<(), Failure> {
     settings.size = order.size.clone();
     settings.files = order.files;
     settings.hide.clone_from(&order.hide);
@@ -187,13 +220,15 @@ fn discard(store: &Store, name: &str) -> Result<(), Failure> {
     let workspace = store.open(name)?;
     let _lock = workspace.lock(LockMode::Exclusive)?;
     check_no_commit(&workspace)?;
-    if workspace.settings.size.is_some() || workspace.settings.files.is_some() {
-        // Its accounts are written at the end of the mount.
+    let settings = &workspace.settings;
+    if settings.size.is_some() || settings.files.is_some() || settings.clone.is_some() {
+        // Its accounts are written at the end of the mount; a snapshot of a pool is used until then.
         view::unmount_whole(&workspace)?;
     } else {
         view::unmount(&workspace)?;
     }
-    store.remove(&workspace)
+    store.remove(&workspace)?;
+    of_pool::release(&workspace.settings)
 }
 
 fn run_command(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {

@@ -42,7 +42,12 @@ pub fn as_user(test: &str) -> bool {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
             .arg(tests)
-            .args([&*if test.contains("::") { test.to_owned() } else { format!("user::{test}") }, "--exact", "--nocapture", "--test-threads=1"])
+            .args([
+                &*if test.contains("::") { test.to_owned() } else { format!("user::{test}") },
+                "--exact",
+                "--nocapture",
+                "--test-threads=1",
+            ])
             .current_dir(&own)
             .env("NACRE_BINARY", program)
             .env("NACRE_TEST_DIR", &own)

@@ -37,6 +37,7 @@ impl Desk {
             .args(words)
             .current_dir(self.scratch.path())
             .env("NACRE_STATE_DIR", self.at("state"))
+            .env("NACRE_EVENTS_DIR", self.at("events.d"))
             .env("LC_ALL", "C");
         command
     }
@@ -84,10 +85,11 @@ impl Drop for Desk {
 
 /// The names below a directory with their contents.
 fn tree(directory: &Path) -> Vec<String> {
-    let output = finish(Command::new("sh").current_dir(directory).args([
-        "-c",
-        "find . -type f -exec sh -c 'echo \"$0 $(cat \"$0\")\"' {} \\; ; find . -not -type f",
-    ]));
+    let output = finish(
+        Command::new("sh")
+            .current_dir(directory)
+            .args(["-c", "find . -type f -exec sh -c 'echo \"$0 $(cat \"$0\")\"' {} \\; ; find . -not -type f"]),
+    );
     let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
     lines
@@ -164,6 +166,10 @@ fn over_the_directory(desk: &Desk, options: &[&str]) {
 fn limits_and_rules_hold() {
     needs!(as_root());
     let desk = Desk::new();
+    let (program, event) = (desk.at("events.d/note"), desk.at("event"));
+    fs::create_dir(desk.at("events.d")).unwrap();
+    fs::write(&program, format!("#!/bin/sh\nenv >{0}.new && mv {0}.new {0}\n", event.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let view = desk.made(&["--size", "1M", "--files", "50", "--ro", "d", "--hide", "*.pem"]);
     assert!(!view.join("key.pem").exists() && fs::write(view.join("other.pem"), "").is_err());
     for (what, done) in [
@@ -178,6 +184,11 @@ fn limits_and_rules_hold() {
     let large = vec![7; 2 << 20];
     assert_eq!(fs::write(view.join("large"), &large).unwrap_err().raw_os_error(), Some(28));
     fs::remove_file(view.join("large")).unwrap();
+    eventually("the event", || event.exists());
+    let variables = fs::read_to_string(&event).unwrap();
+    for variable in ["NACRE_EVENT=workspace-full", "NACRE_WORKSPACE=w", "NACRE_WHICH=whole"] {
+        assert!(variables.lines().any(|line| line == variable), "{variable}: {variables}");
+    }
     let many: Vec<_> = (0..60).map(|number| fs::write(view.join(format!("f{number}")), "")).collect();
     assert!(many.iter().any(|made| made.as_ref().is_err_and(|error| error.raw_os_error() == Some(28))));
     fs::write(view.join("a"), "changed").unwrap_or_default();
@@ -275,4 +286,94 @@ fn an_ordinary_user_needs_nothing() {
     if namespaces.is_ok_and(|output| output.status.success()) {
         over_the_directory(&desk, &["--read-only-below"]);
     }
+}
+
+/// A commit of each kind of change gives the directory what the view showed; a conflict gives it nothing.
+#[test]
+fn a_commit_makes_the_view_true() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&[]);
+    work_in(&view);
+    let shown = tree(&view);
+    assert_eq!(desk.run(&["diff", "w"]).status.code(), Some(1));
+    let listed = text(&desk.run(&["diff", "-H", "w"]).stdout);
+    let names: Vec<String> =
+        listed.lines().map(|line| line.split('\t').take(3).collect::<Vec<_>>().join(" ")).collect();
+    for line in ["M d/b ", "D d/e/c ", "R moved a", "A new ", "A x ", "A link "] {
+        assert!(names.iter().any(|name| name == line), "{line}: {names:?}");
+    }
+    // Others change a path meanwhile.
+    fs::write(desk.at("base/d/e/c"), "theirs").unwrap();
+    let before = tree(&desk.at("base"));
+    let said = desk.refused(&["commit", "w"], 4);
+    assert!(said.contains("d/e/c: removed here, modified in the base"), "{said}");
+    assert_eq!(tree(&desk.at("base")), before);
+    desk.done(&["commit", "--ours", "w"]);
+    assert_eq!(tree(&desk.at("base")), shown);
+    assert_eq!(tree(&view), shown);
+    assert_eq!(desk.done(&["diff", "w"]), "");
+    desk.discarded("w");
+    assert_eq!(tree(&desk.at("base")), shown);
+}
+
+/// Root's commits say what they would make dangerous.
+#[test]
+fn set_id_bits_take_an_administrators_word() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&[]);
+    fs::write(view.join("tool"), "").unwrap();
+    fs::set_permissions(view.join("tool"), fs::Permissions::from_mode(0o4755)).unwrap();
+    std::os::unix::fs::chown(view.join("a"), Some(1234), Some(1234)).unwrap();
+    let said = desk.refused(&["commit", "w"], 1);
+    assert!(said.contains("tool: ") && said.contains("a: ") && said.contains("nothing is committed"), "{said}");
+    assert!(!desk.at("base/tool").exists());
+    desk.done(&["commit", "-f", "w"]);
+    assert_eq!(fs::metadata(desk.at("base/tool")).unwrap().mode() & 0o7777, 0o4755);
+    assert_eq!(fs::metadata(desk.at("base/a")).unwrap().uid(), 1234);
+    desk.discarded("w");
+}
+
+#[test]
+fn changes_travel_as_a_layer() {
+    needs!(as_root());
+    let desk = Desk::new();
+    let view = desk.made(&[]);
+    work_in(&view);
+    desk.done(&["export", "-o", "changes.tar", "w"]);
+    let copy = PathBuf::from(desk.done(&["create", "v", "--from", "./base"]).trim());
+    desk.done(&["import", "v", "changes.tar"]);
+    assert_eq!(tree(&copy), tree(&view));
+    assert!(desk.refused(&["import", "v", "changes.tar"], 1).contains("has changes already"));
+    desk.discarded("v");
+    desk.discarded("w");
+}
+
+/// A workspace over a file system of a pool shows a snapshot, and is committed into the file system.
+#[test]
+fn a_file_system_of_a_pool_is_a_base() {
+    needs!(as_root());
+    let yard = crate::mounting::pools::Yard::new();
+    let (name, _, at) = yard.create("ws", &[]);
+    fs::write(at.join("a"), "one").unwrap();
+    fs::write(at.join("b"), "two").unwrap();
+    let view = PathBuf::from(yard.nacre(&["workspace", "create", "w", "--from", &name]).trim());
+    fs::write(view.join("a"), "changed").unwrap();
+    fs::remove_file(view.join("b")).unwrap();
+    fs::write(view.join("c"), "new").unwrap();
+    // The snapshot does not change, the file system may.
+    fs::write(at.join("other"), "theirs").unwrap();
+    fs::write(at.join("c"), "theirs").unwrap();
+    assert!(!view.join("other").exists());
+    let (code, said) = yard.refused(&["workspace", "commit", "w"]);
+    assert!(code == 4 && said.contains("c: ") && said.contains("added in the base") && !said.contains("a: "), "{said}");
+    yard.nacre(&["workspace", "commit", "--ours", "w"]);
+    let content = |name: &str| fs::read_to_string(at.join(name)).ok();
+    assert_eq!((content("a").as_deref(), content("b"), content("c").as_deref()), (Some("changed"), None, Some("new")));
+    assert_eq!(content("other").as_deref(), Some("theirs"));
+    assert_eq!(fs::read_to_string(view.join("other")).unwrap(), "theirs");
+    assert!(yard.nacre(&["fs", "list", "-t", "snapshot", "-H", "-o", "name"]).contains("@workspace-w"));
+    eventually("the workspace is not in use", || yard.run(&["workspace", "discard", "w"]).status.success());
+    assert!(!yard.nacre(&["fs", "list", "-t", "snapshot", "-H", "-o", "name"]).contains("@workspace-w"));
 }

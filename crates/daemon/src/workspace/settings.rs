@@ -67,20 +67,20 @@ pub struct WorkspaceSettings {
     /// Its mount survives the process that serves it.
     #[serde(default)]
     pub survive: bool,
-    /// The file system of a pool that was cloned for it, and the clone.
+    /// The file system of a pool whose snapshot it shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clone: Option<CloneSettings>,
 }
 
-/// The clone of a file system of a pool that a workspace is.
+/// The snapshot of a pool's file system that a workspace shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CloneSettings {
-    /// Snapshot that was cloned, as POOL/FS@SNAPSHOT.
+    /// The snapshot, as POOL/FS@SNAPSHOT.
     pub snapshot: String,
     /// Whether the snapshot was made for the workspace, and goes with it.
     pub own_snapshot: bool,
-    /// The clone.
+    /// The file system, into which a commit goes.
     pub dataset: String,
 }
 

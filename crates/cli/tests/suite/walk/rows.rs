@@ -103,7 +103,11 @@ pub const WORKSPACES: &[Row] = &[
         "nacre workspace create w --from source --at at && echo new >at/a && rm at/d/b && echo more >at/c",
         "workspace commit w",
     )),
-    row("workspace snapshot", "nacre workspace create w --from source --at at && echo new >at/a", "workspace snapshot w@s"),
+    row(
+        "workspace snapshot",
+        "nacre workspace create w --from source --at at && echo new >at/a",
+        "workspace snapshot w@s",
+    ),
     row(
         "workspace rollback",
         "nacre workspace create w --from source --at at && nacre workspace snapshot w@s && echo new >at/a",
