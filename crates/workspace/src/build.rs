@@ -556,33 +556,42 @@ impl<'a> Builder<'a> {
         }
         let leaving: BTreeSet<&PathBuf> = request.items.union(request.dropped_items).collect();
         let removed: BTreeSet<&PathBuf> = request.removed.union(request.dropped_removed).collect();
-        let is_changed = |_: &Path, item: &Item| item.is_changed();
-        let mut left_files: HashMap<u64, usize> = HashMap::new();
+        // Names of one file leave together, the unchanged ones as well: afterwards they are names of the base's file.
+        let (mut going, mut staying) = (HashSet::new(), HashSet::new());
+        for (path, item) in request.comparison.items.iter().filter(|(_, item)| !item.upper.meta.is_directory()) {
+            if leaving.contains(path) {
+                going.insert(item.upper.meta.ino);
+            } else if item.is_changed() {
+                staying.insert(item.upper.meta.ino);
+            }
+        }
         for (path, item) in &request.comparison.items {
-            let stays = is_changed(path, item) && !leaving.contains(path);
-            let keeps_name = !item.upper.meta.is_directory() && (stays || !is_changed(path, item));
-            if keeps_name && item.in_links.is_none() {
-                *left_files.entry(item.upper.meta.ino).or_default() += 1;
+            let ino = item.upper.meta.ino;
+            if item.upper.meta.is_directory() || !going.contains(&ino) {
+                continue;
+            }
+            if item.in_links.is_none() {
+                entries.insert(Path::new(UPPER).join(path));
+                directories.extend(path.ancestors().skip(1).map(Path::to_path_buf));
+            }
+            if let Some(copy) = scan.linked.get(&ino) {
+                entries.insert(Path::new(LINKS).join(&copy.name));
             }
         }
         for path in leaving.iter().copied().filter(|path| !path.as_os_str().is_empty()) {
             let item = self.item(path)?;
             if item.upper.meta.is_directory() {
+                let stays = |item: &Item| !item.upper.meta.is_directory() && staying.contains(&item.upper.meta.ino);
                 let others_stay = request.comparison.items.iter().any(|(inner, item)| {
-                    inner.starts_with(path) && inner != path && is_changed(inner, item) && !leaving.contains(inner)
+                    inner.starts_with(path)
+                        && inner != path
+                        && (stays(item) || item.is_changed() && !leaving.contains(inner))
                 });
                 let hides_others =
                     scan.whiteouts.keys().any(|inner| inner.starts_with(path)) && !item.upper.opaque && !item.renamed;
                 if !others_stay && !hides_others {
                     entries.insert(Path::new(UPPER).join(path));
                 }
-            } else if item.in_links.is_none() {
-                entries.insert(Path::new(UPPER).join(path));
-            }
-            if let Some(copy) =
-                scan.linked.get(&item.upper.meta.ino).filter(|copy| !left_files.contains_key(&copy.meta.ino))
-            {
-                entries.insert(Path::new(LINKS).join(&copy.name));
             }
             // The whiteout of the old name, or beside the new one.
             let old = item.base.as_ref().filter(|_| item.renamed).map(|base| &base.path);
@@ -604,11 +613,7 @@ impl<'a> Builder<'a> {
         }
         let keeps = |path: &PathBuf| {
             path.as_os_str().is_empty()
-                || request
-                    .comparison
-                    .items
-                    .get(path)
-                    .is_some_and(|item| is_changed(path, item) && !leaving.contains(path))
+                || request.comparison.items.get(path).is_some_and(|item| item.is_changed() && !leaving.contains(path))
         };
         let mut directories: Vec<PathBuf> = directories.into_iter().filter(|path| !keeps(path)).collect();
         directories.extend(

@@ -3,6 +3,7 @@
 use crate::{
     Result,
     beneath::Tree,
+    steps::{Make, Steps},
     trouble::During,
     upper::{LOG, Scan, Upper},
 };
@@ -29,20 +30,42 @@ fn is_hidden(scan: &Scan, path: &Path) -> bool {
     })
 }
 
-/// Writes the log anew with the last line of each path that the upper still hides. Directories whose attributes the commit
-/// has changed (`changed`) are as the base has them now.
-pub(crate) fn rewrite_log(base: &Tree, upper: &Upper, changed: &HashSet<&Path>) -> Result<()> {
-    let scan = upper.scan()?;
+/// Inode numbers of the entries of the base that the steps change.
+fn changed_by(steps: &Steps) -> HashSet<u64> {
+    let mut changed: HashSet<u64> = steps.attributes.iter().map(|set| set.expected.ino).collect();
+    changed.extend(steps.overwrites.iter().map(|overwrite| overwrite.expected.ino));
+    let files = steps.detaches.iter().filter(|detach| detach.expected.content.is_some());
+    changed.extend(files.map(|detach| detach.expected.ino));
+    for staged in &steps.staged {
+        if let Make::LinkOfBase { ino, .. } = staged.make {
+            changed.insert(ino);
+        }
+    }
+    changed
+}
+
+/// Writes the log anew with the last line of each path that the upper still hides. Entries that the commit has changed
+/// under other names, moved or removed are as the base has them now: it was not others who changed them.
+pub(crate) fn rewrite_log(base: &Tree, upper: &Upper, steps: &Steps) -> Result<()> {
+    let (scan, changed) = (upper.scan()?, changed_by(steps));
+    let moved: Vec<&PathBuf> = steps.detaches.iter().map(|detach| &detach.path).collect();
     let lines: BTreeMap<&PathBuf, _> = scan.hidden.iter().filter(|(path, _)| is_hidden(&scan, path)).collect();
     let mut log = String::new();
     for (path, line) in lines {
         let mut line = line.clone();
-        let now = base.meta(path).during("read", &base.path_of(path))?;
-        if let Some(now) =
-            now.filter(|now| now.is_directory() && now.ino == line.ino && changed.contains(path.as_path()))
-        {
-            (line.mode, line.uid, line.gid) = (now.permissions(), now.uid, now.gid);
-            (line.mtime, line.ctime) = (now.mtime, now.ctime);
+        let has_moved = moved.iter().any(|moved| path.starts_with(moved));
+        if has_moved || changed.contains(&line.ino) {
+            let now = base.meta(path).during("read", &base.path_of(path))?;
+            match now {
+                Some(now) if has_moved || now.ino == line.ino => {
+                    (line.kind, line.mode, line.uid, line.gid) = (now.letter(), now.permissions(), now.uid, now.gid);
+                    (line.size, line.mtime, line.ctime) = (now.size, now.mtime, now.ctime);
+                    (line.ino, line.btime) = (now.ino, now.btime);
+                }
+                // The commit has removed it.
+                None if has_moved => continue,
+                _ => {}
+            }
         }
         log.push_str(&line.line());
     }

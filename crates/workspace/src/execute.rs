@@ -603,8 +603,7 @@ impl<'a> Execution<'a> {
         let top = Meta::of_file(self.base.top()).during("read", &self.base.shown)?;
         let upper = self.upper.tree.handle(Path::new("")).during("open", &self.upper.tree.shown)?;
         dress::set_times(upper.as_fd(), top.atime, top.mtime).during("set the times of", &self.upper.tree.shown)?;
-        let changed = self.journal.steps.attributes.iter().map(|set| set.path.as_path()).collect();
-        crate::clean::rewrite_log(self.base, self.upper, &changed)
+        crate::clean::rewrite_log(self.base, self.upper, &self.journal.steps)
     }
 
     /// A step of an execution that was interrupted after it may find directories that are gone or closed already.

@@ -89,38 +89,68 @@ impl CommitPlan {
             resolutions: HashMap::new(),
             is_whole,
         };
-        plan.take_whole_directories(&all.items);
+        plan.take_whole(&all.items);
         plan.find_conflicts(options)?;
         Ok(plan)
     }
 
-    /// Adds what cannot be left out: new directories that a change is in, and the rest of directories that nothing of the
-    /// base is merged with.
+    /// Adds what cannot be left out: new directories that a change is in, the rest of directories that nothing of the base
+    /// is merged with, renames that make room for a name, and the other names of a file.
+    fn take_whole(&mut self, all: &BTreeSet<PathBuf>) {
+        let mut names: HashMap<u64, Vec<&PathBuf>> = HashMap::new();
+        for path in all {
+            let item = self.comparison.items.get(path).filter(|item| !item.upper.meta.is_directory());
+            if let Some(item) = item {
+                names.entry(item.upper.meta.ino).or_default().push(path);
+            }
+        }
+        let mut moved: HashMap<PathBuf, PathBuf> = HashMap::new();
+        for (path, item) in self.comparison.items.iter().filter(|(_, item)| item.renamed) {
+            if let Some(base) = &item.base {
+                moved.insert(base.path.clone(), path.clone());
+            }
+        }
+        loop {
+            let before = (self.items.len(), self.removed.len());
+            self.take_whole_directories(all);
+            for path in self.items.clone() {
+                // The entry that has its path in the base has to leave it.
+                let natural = self.comparison.items.get(&path).and_then(|item| item.natural.as_ref());
+                self.items.extend(natural.and_then(|natural| moved.get(natural)).cloned());
+            }
+            for path in self.items.clone() {
+                let file = self.comparison.items.get(&path).map(|item| item.upper.meta.ino);
+                let others = file.and_then(|file| names.get(&file)).into_iter().flatten();
+                self.items.extend(others.map(|path| (*path).clone()));
+            }
+            if before == (self.items.len(), self.removed.len()) {
+                return;
+            }
+        }
+    }
+
     fn take_whole_directories(&mut self, all: &BTreeSet<PathBuf>) {
         let mut tops = BTreeSet::new();
         for path in self.items.clone() {
-            for above in path.ancestors() {
-                let Some(item) = self.comparison.items.get(above).filter(|_| !above.as_os_str().is_empty()) else {
-                    continue;
-                };
+            for above in path.ancestors().filter(|above| !above.as_os_str().is_empty()) {
+                let item = self.comparison.items.get(above).filter(|item| item.upper.meta.is_directory());
+                let Some(item) = item else { continue };
                 if item.upper.opaque || item.renamed {
                     tops.insert(above.to_path_buf());
                 }
-                if all.contains(above) && item.upper.meta.is_directory() && (item.base.is_none() || item.renamed) {
+                if all.contains(above) && (item.base.is_none() || item.renamed) {
                     self.items.insert(above.to_path_buf());
                 }
             }
         }
-        for path in &self.removed {
-            for (view, item) in self.comparison.items.iter().filter(|(_, item)| item.upper.opaque) {
-                if item.base.as_ref().is_some_and(|base| path.starts_with(&base.path)) {
-                    tops.insert(view.clone());
-                }
+        let is_whole = |item: &Item| item.upper.meta.is_directory() && (item.upper.opaque || item.renamed);
+        for (view, item) in self.comparison.items.iter().filter(|(_, item)| is_whole(item)) {
+            let below = item.base.as_ref().map(|base| &base.path);
+            if below.is_some_and(|below| self.removed.iter().any(|path| path.starts_with(below))) {
+                tops.insert(view.clone());
             }
         }
-        for top in
-            tops.iter().filter(|top| self.comparison.items.get(*top).is_some_and(|item| item.upper.meta.is_directory()))
-        {
+        for top in &tops {
             self.items.extend(all.iter().filter(|path| path.starts_with(top)).cloned());
             let below = self.comparison.items.get(top).and_then(|item| item.base.as_ref());
             if let Some(below) = below.map(|base| base.path.clone()) {
@@ -128,7 +158,6 @@ impl CommitPlan {
                 self.removed.extend(inside.cloned().collect::<Vec<_>>());
             }
         }
-        // The old names of renamed entries count as one change with the new ones.
     }
 
     // ---- Conflicts ----
@@ -277,6 +306,11 @@ impl CommitPlan {
                     && let Some(base) = &item.base
                 {
                     removed.retain(|path| !path.starts_with(&base.path));
+                    // The entry keeps its path, so nothing else gets it.
+                    items.retain(|path| {
+                        let natural = self.comparison.items.get(path).and_then(|item| item.natural.as_ref());
+                        natural.is_none_or(|natural| !natural.starts_with(&base.path))
+                    });
                 }
             }
         }

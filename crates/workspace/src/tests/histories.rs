@@ -2,7 +2,7 @@
 //! continued or undone.
 
 use super::support::{Stop, Workspace, assert_same, host, tree, tree_of};
-use crate::Journal;
+use crate::{CommitOptions, CommitPlan, Journal, Selection};
 use nacre_testkit::{
     World,
     model::{Operation, apply, operations},
@@ -91,6 +91,43 @@ fn a_committed_history_leaves_the_base_as_the_view_was() {
         workspace.assert_clean();
         assert_same(&tree(&workspace.view()), &wanted, "the view over the new base");
     });
+}
+
+/// Trees without the times of directories: those of the view change when some of its changes go to the base.
+fn without_times_of_directories(mut tree: super::support::Tree) -> super::support::Tree {
+    for entry in tree.values_mut().filter(|entry| entry.kind == nacre_vfs::Kind::Directory) {
+        entry.modified = (0, 0);
+    }
+    tree
+}
+
+#[test]
+fn a_history_can_be_committed_in_two_parts() {
+    for part in [0, 1] {
+        check(100, |history| {
+            let workspace = workspace(history);
+            let wanted = without_times_of_directories(tree(&workspace.view()));
+            let (base, upper) = workspace.opened();
+            let all = crate::changes(&base, &upper, &Selection::default()).unwrap();
+            let listed = workspace.list();
+            let some = all.into_iter().enumerate().filter(|(index, _)| index % 2 == part).map(|(_, change)| change);
+            let plan = CommitPlan::new(&base, &upper, some.collect(), CommitOptions::default()).unwrap();
+            plan.run(&workspace.journal()).unwrap();
+            let between = workspace.list();
+            let what = format!("{listed:?}, then {between:?}");
+            let mut view = without_times_of_directories(tree(&workspace.view()));
+            for (path, entry) in &mut view {
+                // Names that are committed as removed later count until then.
+                entry.links = wanted.get(path).map_or(0, |wanted| wanted.links);
+            }
+            assert_same(&view, &wanted, &format!("the view: {what}"));
+            let rest = workspace.plan();
+            assert_eq!(rest.conflicts(), [], "{what}");
+            rest.run(&workspace.journal()).unwrap();
+            assert_same(&without_times_of_directories(tree_of(&workspace.base)), &wanted, &format!("the base: {what}"));
+            workspace.assert_clean();
+        });
+    }
 }
 
 /// Number of steps of a commit.
