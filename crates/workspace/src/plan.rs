@@ -114,9 +114,14 @@ impl CommitPlan {
             let before = (self.items.len(), self.removed.len());
             self.take_whole_directories(all);
             for path in self.items.clone() {
-                // The entry that has its path in the base has to leave it.
-                let natural = self.comparison.items.get(&path).and_then(|item| item.natural.as_ref());
-                self.items.extend(natural.and_then(|natural| moved.get(natural)).cloned());
+                let Some(item) = self.comparison.items.get(&path) else { continue };
+                // The entry that has its path in the base has to leave it, and what left a directory before the directory
+                // was renamed has to leave it now.
+                let natural = item.natural.as_ref().and_then(|natural| moved.get(natural));
+                let below = item.base.as_ref().filter(|_| item.renamed).map(|base| &base.path);
+                let inside = moved.iter().filter(|(from, _)| below.is_some_and(|below| from.starts_with(below)));
+                let wanted: Vec<PathBuf> = natural.into_iter().chain(inside.map(|(_, to)| to)).cloned().collect();
+                self.items.extend(wanted);
             }
             for path in self.items.clone() {
                 let file = self.comparison.items.get(&path).map(|item| item.upper.meta.ino);
