@@ -21,7 +21,7 @@ use nacre_workspace::{
 };
 use serde::Serialize;
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, BufReader, BufWriter, IsTerminal, Read, Write},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -318,12 +318,17 @@ fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcom
             journal.undo(&base, &upper).map_err(failed)?;
             return Ok(Outcome::Undone);
         }
-        journal.resume(&base, &upper).map_err(failed)?;
+        let resumed = journal.resume(&base, &upper).map_err(failed)?;
         // A failure to print a note is ignored.
         let _ = writeln!(io::stderr(), "nacre: the interrupted commit is complete");
         // The changes on disk are others now.
         let (base, upper) = opened_for_commit(workspace)?;
-        return commit_planned(workspace, order, &base, &upper);
+        return Ok(match commit_planned(workspace, order, &base, &upper)? {
+            Outcome::Committed(rest) => {
+                Outcome::Committed(Committed { names: resumed.names + rest.names, bytes: resumed.bytes + rest.bytes })
+            }
+            other => other,
+        });
     }
     if order.undo {
         return Err(Failure::new("no commit of this workspace was interrupted: there is nothing to take back"));
@@ -361,6 +366,13 @@ fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper
         // The workspace begins anew: without a log of what is in the base now.
         of_pool::renew(&workspace.settings)?;
         let ready = workspace.directory.join(".changes");
+        // What a killed command left.
+        match fs::remove_dir_all(&ready) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Failure::io("cannot remove", path_text(&ready), &error));
+            }
+            _ => {}
+        }
         store::make_changes(&ready, &workspace.settings)?;
         snapshots::replace_changes(workspace, &ready)?;
     }
