@@ -4,7 +4,7 @@
 //! the copy itself records this origin; a file that got a freed inode number is so no copy. A copy at another path is a
 //! rename; the entry of the base is then *moved*. Names of the base are removed where a whiteout or an opaque directory
 //! hides them. Only the upper and directories that it hides are read, with one exception: where a file with several
-//! names was changed and the upper has none of them, the base's listings are searched for the others.
+//! names was changed and the upper does not have all of them, the base's listings are searched for the others.
 
 use crate::{
     Aspects, Result,
@@ -92,9 +92,9 @@ pub(crate) fn compare(base: &Base, upper: &Upper) -> Result<Comparison> {
     let mut comparer = Comparer { base, upper, scan: upper.scan()?, same_content: HashMap::new() };
     let claims = comparer.claims()?;
     let mut items = comparer.resolve(&claims)?;
-    comparer.find_names_of_linked(&mut items)?;
     let removed = comparer.removed(&items)?;
     comparer.find_aspects(&mut items)?;
+    comparer.find_names_of_linked(&mut items, &removed)?;
     find_broken_links(&mut items);
     Ok(Comparison { items, removed, scan: comparer.scan })
 }
@@ -267,13 +267,26 @@ impl Comparer<'_> {
         meta.kind() == entry.meta.kind() && line.is_none_or(|line| line.ino == meta.ino)
     }
 
-    /// Adds the names of the base that show files of the hard-link index which have no name in the upper, or only new ones.
-    fn find_names_of_linked(&self, items: &mut BTreeMap<PathBuf, Item>) -> Result<()> {
-        let leads_to_base = |item: &&Item| item.is_copy && item.base.is_some();
-        let named: HashSet<u64> = items.values().filter(leads_to_base).map(|item| item.upper.meta.ino).collect();
+    /// Adds the names of the base that show changed files of the hard-link index, where the upper does not have all.
+    fn find_names_of_linked(
+        &mut self,
+        items: &mut BTreeMap<PathBuf, Item>,
+        removed: &BTreeMap<PathBuf, Meta>,
+    ) -> Result<()> {
         let mut wanted = HashMap::new();
-        for copy in self.scan.linked.values().filter(|copy| !named.contains(&copy.meta.ino)) {
-            wanted.insert(copy.origin.ino, copy.clone());
+        for copy in self.scan.linked.values() {
+            let names = || items.values().filter(|item| item.is_copy && item.upper.meta.ino == copy.meta.ino);
+            let Some(base) = names().find_map(|item| item.base.as_ref()) else {
+                wanted.insert(copy.origin.ino, copy.clone());
+                continue;
+            };
+            let is_same = |meta: &Meta| (meta.device, meta.ino) == (base.meta.device, base.meta.ino);
+            let known = names().filter(|item| item.base.as_ref().is_some_and(|base| is_same(&base.meta))).count()
+                + removed.values().filter(|meta| is_same(meta)).count();
+            let is_changed = names().any(|item| item.aspects != Aspects::default());
+            if is_changed && usize::try_from(base.meta.links).is_ok_and(|links| links > known) {
+                wanted.insert(copy.origin.ino, copy.clone());
+            }
         }
         if wanted.is_empty() {
             return Ok(());
@@ -315,7 +328,10 @@ impl Comparer<'_> {
                 }
             }
         }
-        items.extend(found);
+        for (path, mut item) in found {
+            item.aspects = self.aspects(&path, &item)?;
+            items.insert(path, item);
+        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! Knows directories and files only, no mounts and no processes: the callers hold the workspace's lock and have
 //! unmounted its view where the upper must not change (docs/decisions/workspaces.md has the layout, the marks and the
 //! record of the base's identities). Invariants:
-//! * only the upper and what it hides are walked, never all of the base;
+//! * only the upper and what it hides are walked, never all of the base, unless a file with other names there was changed;
 //! * nothing in the base or the upper is reached by a path that users could redirect: every step is relative to an open
 //!   directory, without following links;
 //! * nothing in the base is changed before all conflicts are known and resolved.

@@ -76,6 +76,7 @@ fn a_file_with_names_outside_of_the_view_stays_one_file() {
     write(&view, b"a", b"CHANGED");
     drop(view);
     let inode = looked_at(&outside).1;
+    assert_eq!(workspace.list(), ["M a", "M b"]);
     workspace.commit();
     for path in [workspace.base.join("a"), workspace.base.join("b"), outside] {
         let (_, ino, content) = looked_at(&path);
