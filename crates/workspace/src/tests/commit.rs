@@ -577,3 +577,31 @@ fn several_bases_are_compared_and_not_committed() {
     let error = crate::CommitPlan::new(&base, &upper, changes, crate::CommitOptions::default()).unwrap_err();
     assert!(error.what.contains("several directories"), "{error}");
 }
+
+#[test]
+fn a_torn_line_of_the_journal_is_a_phase_that_did_not_begin() {
+    let fill = |base: &Path| fs::write(base.join("a"), "base").unwrap();
+    let mut count = Stop::before(usize::MAX);
+    let first = Workspace::over(fill);
+    write(&first.view(), b"a", b"OURS");
+    first.plan().run_with(&first.journal(), &mut || count.pause()).unwrap();
+    let mut torn = 0;
+    for step in 0..count.made {
+        let workspace = Workspace::over(fill);
+        write(&workspace.view(), b"a", b"OURS");
+        let mut stop = Stop::before(step);
+        workspace.plan().run_with(&workspace.journal(), &mut || stop.pause()).unwrap_err();
+        let phase = workspace.journal().join("phase");
+        let mut text = fs::read(&phase).unwrap_or_default();
+        text.extend(b"\"Publ");
+        fs::write(&phase, &text).unwrap();
+        let (base, upper) = workspace.opened();
+        let journal = Journal::open(&workspace.journal()).unwrap().unwrap();
+        assert!(!fs::read(&phase).unwrap().ends_with(b"\"Publ"), "the half line is cut off");
+        journal.resume(&base, &upper).unwrap();
+        assert_eq!(looked_at(&workspace.base.join("a")).2, b"OURS");
+        workspace.assert_clean();
+        torn += 1;
+    }
+    assert!(torn > 5, "{torn}");
+}
