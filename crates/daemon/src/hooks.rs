@@ -11,6 +11,7 @@
 //! * a program that does not end before its deadline is killed with all processes that it has started.
 
 use crate::{clock, report::path_text};
+use nacre_layers::context::Tell;
 use nacre_sys::signals;
 use parking_lot::Mutex;
 use rustix::{
@@ -24,7 +25,10 @@ use std::{
     os::unix::{fs::MetadataExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -35,6 +39,8 @@ const DIRECTORY: (&str, &str) = ("/etc/nacre/events.d", "NACRE_EVENTS_DIR");
 const LIMIT: (u64, &str) = (30, "NACRE_EVENTS_SECONDS");
 /// Number of events that may wait.
 const QUEUE: usize = 64;
+/// Prefix of a workspace's name in the first column of the mount table.
+pub const WORKSPACE_PREFIX: &str = "workspace:";
 /// `PATH` of the programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -73,6 +79,19 @@ pub fn tell_and_wait(kind: &'static str, details: Vec<(String, String)>) {
         drop(sender);
         call(&receiver);
     }
+}
+
+/// Has the event of a workspace that is full name the workspace. `source` is the first column of the mount table.
+pub fn naming_the_workspace(source: &str, tell: Tell) -> Tell {
+    let Some(name) = source.strip_prefix(WORKSPACE_PREFIX).map(str::to_owned) else { return tell };
+    Arc::new(move |kind, mut details| {
+        if kind != "cage-full" {
+            return tell(kind, details);
+        }
+        details.retain(|(detail, _)| detail != "cage");
+        details.insert(0, ("workspace".to_owned(), name.clone()));
+        tell("workspace-full", details);
+    })
 }
 
 fn call(events: &Receiver<Happened>) {

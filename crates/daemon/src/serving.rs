@@ -16,7 +16,7 @@ use crate::{
     control_sockets::{Answering, ControlSockets, LeftSocket, Maker},
     door,
     failure::{Exit, Failure},
-    figures, handover,
+    figures, handover, hooks,
     left::{Directories, Guarded, Left, Notes},
     log::Log,
     opening,
@@ -28,7 +28,7 @@ use crate::{
         self,
         requests::{BranchPosition, UnionAnswer, UnionRequest},
     },
-    unmount, workspace,
+    unmount,
 };
 use fusewire::FusermountRefusal;
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
@@ -122,7 +122,7 @@ impl Live {
             Some(left) => Found::left(left)?,
             None => Found::look(plan, &context)?,
         };
-        context.tell = workspace::view::telling(&source, context.tell);
+        context.tell = hooks::naming_the_workspace(&source, context.tell);
         let directories = match (&guarded, &left) {
             (Some(_), Some(left)) => Directories::left(left)?,
             (Some(_), None) => Directories::open(&spec)?,

@@ -65,10 +65,10 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
     let (mut members, mut claims, mut cages) = (Vec::with_capacity(spec.branch.0.len()), Vec::new(), Vec::new());
     let tree = context.watch_group.clone().unwrap_or_default().tree();
     for branch in &spec.branch.0 {
-        let (opened, claim, limits) = member(branch, (spec, &tree), context, warnings)?;
-        cages.extend(limits);
-        members.push(opened);
-        claims.push(claim);
+        let opened = member(branch, (spec, &tree), context, warnings)?;
+        cages.extend(opened.cages);
+        members.push(opened.member);
+        claims.push(opened.claim);
     }
     let compared: Vec<_> = members
         .iter()
@@ -102,13 +102,22 @@ fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<St
         .then(|| format!("branch {}: its top directory is {}, shown is {}", name.display(), told(here), told(shown)))
 }
 
+/// An opened branch.
+struct OpenedMember {
+    member: Member,
+    /// Its lock, if it is writable.
+    claim: Option<Claim>,
+    /// The cages of its stack.
+    cages: Vec<Arc<Cage>>,
+}
+
 /// Opens a branch, and claims it if it is writable.
 fn member(
     branch: &BranchSpec,
     (union, tree): (&UnionSpec, &Tree),
     context: &Context,
     warnings: &mut Vec<String>,
-) -> Result<(Member, Option<Claim>, Vec<Arc<Cage>>), BranchError> {
+) -> Result<OpenedMember, BranchError> {
     let name = branch.name();
     let within =
         |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
@@ -118,7 +127,8 @@ fn member(
     let cages = stack.cages();
     warnings.extend(stack.warnings);
     let lock = if on_demand { work_lock(branch, context) } else { None };
-    Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work, lock }, claim, cages))
+    let member = Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work, lock };
+    Ok(OpenedMember { member, claim, cages })
 }
 
 /// Whether the union's own directories on branches are there only while they are needed.
@@ -150,7 +160,7 @@ impl Stack {
         let mut warnings = Vec::new();
         self.change(|union, served, changing| {
             let place = place.min(union.branch.0.len());
-            let (member, claim, cages) = member(&branch, (union, &served.tree), context, &mut warnings)?;
+            let OpenedMember { member, claim, cages } = member(&branch, (union, &served.tree), context, &mut warnings)?;
             if !cages.is_empty() {
                 return Err(BranchError::new("a branch with a cage can only be there from the start"));
             }

@@ -336,7 +336,7 @@ mod tests {
         let half = second.line();
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(&half.as_bytes()[..half.len() / 2]).unwrap();
-        assert_eq!(parse(&std::fs::read(&path).unwrap()), [first.clone()]);
+        assert_eq!(parse(&std::fs::read(&path).unwrap()), std::slice::from_ref(&first));
         BaseLog::open(&path).unwrap().append(&second).unwrap();
         assert_eq!(parse(&std::fs::read(&path).unwrap()), [first, second]);
     }

@@ -1,7 +1,7 @@
 //! What is done with the changes of a workspace: shown, committed, exported, imported.
 
 use super::{
-    command::{CommitOrder, DiffForm, DiffOrder},
+    command::{ChangesForm, CommitOrder, DiffOrder},
     of_pool,
     run::{mount_again, with_changes},
 };
@@ -187,16 +187,16 @@ pub fn diff(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
     let (base, upper) = opened(&workspace)?;
     let changes = nacre_workspace::changes(&base, &upper, &selection(&workspace, &order.paths)?).map_err(failed)?;
     match order.form {
-        DiffForm::Json => {
+        ChangesForm::Json => {
             let reports: Vec<ChangeReport> = changes.iter().map(report).collect();
             output::print(&json(&reports)?)?;
         }
-        DiffForm::Patch => {
+        ChangesForm::Patch => {
             let mut out = BufWriter::new(io::stdout().lock());
             nacre_workspace::patch(&base, &upper, &changes, &mut out).map_err(failed)?;
             out.flush().map_err(|error| Failure::io("cannot write", "the patch", &error))?;
         }
-        DiffForm::Scripted => {
+        ChangesForm::Scripted => {
             let text: String = changes
                 .iter()
                 .map(|change| {
@@ -207,8 +207,8 @@ pub fn diff(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
                 .collect();
             output::print(&text)?;
         }
-        DiffForm::Names | DiffForm::Stat => {
-            let text: String = changes.iter().map(|change| line(change, order.form == DiffForm::Stat)).collect();
+        ChangesForm::Names | ChangesForm::Stat => {
+            let text: String = changes.iter().map(|change| line(change, order.form == ChangesForm::Stat)).collect();
             output::print(&text)?;
         }
     }

@@ -90,7 +90,7 @@ pub struct CreateOrder {
 
 /// Form of a list of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DiffForm {
+pub enum ChangesForm {
     /// Lines for people.
     #[default]
     Names,
@@ -110,7 +110,7 @@ pub struct DiffOrder {
     /// The workspace.
     pub name: String,
     /// Form of the list.
-    pub form: DiffForm,
+    pub form: ChangesForm,
     /// Paths that it is limited to; empty: all.
     pub paths: Vec<PathBuf>,
 }
@@ -391,10 +391,10 @@ pub fn parse(matches: &ArgMatches) -> Result<WorkspaceVerb, Failure> {
         })),
         Some(("diff", matches)) => {
             let forms = [
-                ("json", DiffForm::Json),
-                ("scripted", DiffForm::Scripted),
-                ("stat", DiffForm::Stat),
-                ("patch", DiffForm::Patch),
+                ("json", ChangesForm::Json),
+                ("scripted", ChangesForm::Scripted),
+                ("stat", ChangesForm::Stat),
+                ("patch", ChangesForm::Patch),
             ];
             let form = forms.into_iter().find(|(name, _)| matches.get_flag(name));
             WorkspaceVerb::Diff(DiffOrder {

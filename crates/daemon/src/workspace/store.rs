@@ -210,10 +210,9 @@ impl Store {
             let number = name.to_str().and_then(|name| name.strip_prefix(NEW).or_else(|| name.strip_prefix(DISCARDED)));
             let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) else { continue };
             // The name is that of the process which works on it.
-            if number == process::id() || !Path::new(&format!("/proc/{number}")).exists() {
-                if let Err(failure) = remove_tree(&entry.path()) {
-                    tracing::debug!("a killed command's directory stays: {failure}");
-                }
+            let is_left = number == process::id() || !Path::new(&format!("/proc/{number}")).exists();
+            if is_left && let Err(failure) = remove_tree(&entry.path()) {
+                tracing::debug!("a killed command's directory stays: {failure}");
             }
         }
     }

@@ -8,14 +8,15 @@ use crate::{
     background::{self, Started},
     clock,
     failure::{Exit, Failure},
-    fuse_conf, mount_users, mountinfo,
+    fuse_conf,
+    hooks::WORKSPACE_PREFIX,
+    mount_users, mountinfo,
     mountinfo::MountEntry,
     opening,
     plan::{Door, Engine, MountPlan, StackSource, UNION_PREFIX},
     report::path_text,
     shared, unmount,
 };
-use nacre_layers::context::Tell;
 use nacre_stack::spec::{
     BranchSource, BranchSpec, Branches, CageSpec, HostCoherence, HostSpec, LayerSpec, RemapSpec, StackSpec, UnionSpec,
 };
@@ -27,14 +28,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
     time::Duration,
 };
 
 /// Name of the process that serves the views of a user.
 const PROCESS: &str = "workspaces";
-/// Prefix of a workspace's name in the first column of the mount table.
-pub const SOURCE_PREFIX: &str = "workspace:";
 /// Deadline for the process of a view to release its directories after an unmount.
 const RELEASED: Duration = Duration::from_secs(20);
 /// Interval of polling for that.
@@ -42,20 +40,7 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// The first column of the mount table.
 pub fn source(workspace: &Workspace) -> String {
-    format!("{SOURCE_PREFIX}{}", workspace.name)
-}
-
-/// Has the event of a workspace that is full name the workspace. `source` is the first column of the mount table.
-pub fn telling(source: &str, tell: Tell) -> Tell {
-    let Some(name) = source.strip_prefix(SOURCE_PREFIX).map(str::to_owned) else { return tell };
-    Arc::new(move |kind, mut details| {
-        if kind != "cage-full" {
-            return tell(kind, details);
-        }
-        details.retain(|(detail, _)| detail != "cage");
-        details.insert(0, ("workspace".to_owned(), name.clone()));
-        tell("workspace-full", details);
-    })
+    format!("{WORKSPACE_PREFIX}{}", workspace.name)
 }
 
 /// The layers of a view.
