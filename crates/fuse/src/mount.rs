@@ -172,8 +172,8 @@ impl Mount {
     fn start_writeback(&mut self) -> Result<(), MountError> {
         let door = Arc::clone(&self.door);
         let own = &door.self_io;
-        let setter = own.attr_refresh.setter.start(own, "nacre-setter").map_err(MountError::Thread)?;
         let threads = [
+            own.attr_refresh.setter.start(own, "nacre-setter"),
             own.attr_refresh.asker.start(own, "nacre-asker"),
             own.page_dropper.start(own),
             door.writeback.start_flush_timer(door.inodes.root_is_promoted()),
@@ -184,9 +184,6 @@ impl Mount {
             attr_refresh::run(&jobs, &served);
             // The threads have reported their errors.
             threads.into_iter().for_each(|thread| drop(thread.join()));
-            if !served.self_io.attr_refresh.setter.is_stuck() {
-                drop(setter.join());
-            }
         })
     }
 
@@ -622,12 +619,6 @@ impl SinkFrontEnd {
     pub(crate) fn has_epoch(&self) -> bool {
         self.door.upgrade().is_some_and(|door| door.kernel.times().epoch && !door.kernel.carries_mounts())
     }
-
-    fn for_each_inode(&self, each: &mut dyn FnMut(u64)) {
-        if let Some(door) = self.door.upgrade() {
-            door.inodes.for_each(each);
-        }
-    }
 }
 
 /// Channel for notifications to the kernel, with its errors handled.
@@ -673,10 +664,6 @@ impl NoticeSink for KernelSink {
             self.told("epoch", Notifier::inc_epoch);
         }
         possible
-    }
-
-    fn all_contents(&self, each: &mut dyn FnMut(u64)) {
-        self.front_end.for_each_inode(each);
     }
 }
 

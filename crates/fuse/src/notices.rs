@@ -22,8 +22,7 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of notifications that have not returned, beside the last one.
 const MAX_STUCK: usize = 64;
-/// Maximum number of held notifications; beyond that, all names are invalidated instead, and the content of all inodes once
-/// a lock is released.
+/// Maximum number of held notifications; beyond that, all names are invalidated instead.
 const MAX_HELD: usize = 65_536;
 /// Minimum interval of invalidating all names instead of held ones.
 const ALL_NAMES_EVERY: Duration = Duration::from_secs(1);
@@ -57,8 +56,6 @@ pub(crate) trait NoticeSink: Send + Sync + 'static {
     fn attributes(&self, nodeid: u64);
     /// Invalidates all names, without a lock; returns whether that is possible.
     fn all_names(&self) -> bool;
-    /// Calls `each` with all inodes whose content may be cached.
-    fn all_contents(&self, each: &mut dyn FnMut(u64));
 }
 
 /// The queue of one mount. Its threads end when it is dropped, except those that wait for a lock.
@@ -68,7 +65,6 @@ struct Shared {
     sink: Box<dyn NoticeSink>,
     patience: Duration,
     all_names_every: Duration,
-    max_held: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -88,8 +84,6 @@ struct State {
     stuck: BTreeSet<u64>,
     /// Notifications for later.
     held: BTreeSet<Notice>,
-    /// Notifications about content were too many to be held: all content is invalidated once a lock is released.
-    contents_lost: bool,
     /// Names among the held notifications have not been covered by an invalidation of all names.
     names_due: bool,
     all_names_at: Option<Instant>,
@@ -102,17 +96,12 @@ impl NoticeQueue {
     /// # Errors
     /// Where the thread cannot be started.
     pub fn start(sink: Box<dyn NoticeSink>) -> io::Result<NoticeQueue> {
-        NoticeQueue::with(sink, PATIENCE, ALL_NAMES_EVERY, MAX_HELD)
+        NoticeQueue::with(sink, PATIENCE, ALL_NAMES_EVERY)
     }
 
-    fn with(
-        sink: Box<dyn NoticeSink>,
-        patience: Duration,
-        all_names_every: Duration,
-        max_held: usize,
-    ) -> io::Result<NoticeQueue> {
+    fn with(sink: Box<dyn NoticeSink>, patience: Duration, all_names_every: Duration) -> io::Result<NoticeQueue> {
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { sink, patience, all_names_every, max_held, state, changed });
+        let shared = Arc::new(Shared { sink, patience, all_names_every, state, changed });
         shared.start_sender(&mut shared.state.lock())?;
         Ok(NoticeQueue(shared))
     }
@@ -219,12 +208,6 @@ impl Shared {
                 }
                 later
             });
-            if std::mem::take(&mut state.contents_lost) {
-                // Those whose locks are still kept are held again.
-                let mut all = Vec::new();
-                MutexGuard::unlocked(&mut state, || self.sink.all_contents(&mut |nodeid| all.push(nodeid)));
-                state.queue.extend(all.into_iter().map(|nodeid| Notice::Content { nodeid }));
-            }
             self.changed.notify_all();
             if !takes_over {
                 return;
@@ -238,11 +221,13 @@ impl Shared {
     fn hold(&self, state: &mut MutexGuard<'_, State>, notice: Notice) {
         let nodeid = notice.nodeid();
         state.names_due |= matches!(notice, Notice::Entry { .. });
-        if state.held.len() < self.max_held {
+        if state.held.len() < MAX_HELD {
             state.held.insert(notice);
         } else if !state.held.contains(&notice) {
-            state.contents_lost |= matches!(notice, Notice::Content { .. });
-            tracing::warn!(nodeid, "too many notifications wait for locks: one is replaced by the invalidation of all");
+            tracing::warn!(
+                nodeid,
+                "too many notifications wait for locks: one is replaced by the invalidation of all names"
+            );
         }
         MutexGuard::unlocked(state, || self.sink.attributes(nodeid));
     }
@@ -325,13 +310,10 @@ mod tests {
             self.note("all names".to_owned());
             true
         }
-        fn all_contents(&self, each: &mut dyn FnMut(u64)) {
-            (1..=9).for_each(each);
-        }
     }
 
     fn queue(kernel: &Kernel, patience: Duration) -> NoticeQueue {
-        NoticeQueue::with(Box::new(kernel.clone()), patience, Duration::from_secs(3600), MAX_HELD).unwrap()
+        NoticeQueue::with(Box::new(kernel.clone()), patience, Duration::from_secs(3600)).unwrap()
     }
 
     fn entry(parent: u64, name: &str) -> Notice {
@@ -386,23 +368,6 @@ mod tests {
                 && all.clone().all(|nodeid| sent.contains(&format!("content {nodeid}")))
         };
         eventually("all are sent once their locks are free", sent_all);
-        assert!(queue.0.state.lock().held.is_empty());
-    }
-
-    #[test]
-    fn content_that_could_not_be_held_is_invalidated_once_a_lock_is_released() {
-        let kernel = Kernel::default();
-        let sink = Box::new(kernel.clone());
-        let queue = NoticeQueue::with(sink, Duration::from_millis(500), Duration::from_secs(3600), 2).unwrap();
-        // The last thread is stuck.
-        queue.0.state.lock().stuck.extend((0..MAX_STUCK as u64).map(|index| 1000 + index));
-        kernel.kept.lock().insert(1);
-        (1..=7).for_each(|nodeid| queue.push(Notice::Content { nodeid }));
-        queue.finish();
-        assert_eq!(queue.0.state.lock().held.len(), 2);
-        kernel.release(1);
-        let has_sent = |nodeid: u64| kernel.sent.lock().contains(&format!("content {nodeid}"));
-        eventually("all are sent", || (1..=9).all(has_sent));
         assert!(queue.0.state.lock().held.is_empty());
     }
 

@@ -6,7 +6,7 @@
 //!
 //! Fed by `ops/data.rs` (direct writes) and by the invalidation thread; stat(2) waits for it (`ops/attributes.rs`).
 //! Invariants: a file with cached writes is left alone, as its dirty data is missing below; no serving thread waits
-//! for longer than [`PATIENCE`]; a file whose lock a user keeps is tried again, and delays no other one.
+//! for longer than [`PATIENCE`].
 
 use super::{
     attr_setter::AttrSetter,
@@ -31,8 +31,6 @@ use std::{
 
 /// How long files are batched before the kernel's times are updated.
 const GATHER: Duration = Duration::from_millis(10);
-/// Interval of attempts for files whose locks users keep.
-const AGAIN: Duration = Duration::from_secs(1);
 /// Maximum time for which a stat(2) waits.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum time for which an open(2) waits; after that the kernel is updated soon after each write.
@@ -223,17 +221,13 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
         };
         match next {
             Ok(Job::Now(nodeid, done)) => {
-                if !told(door, nodeid) {
-                    gathered.insert(nodeid);
-                    due = due.or_else(|| Some(Instant::now() + AGAIN));
-                }
+                told(door, nodeid);
                 // The waiter may have timed out.
                 let _ = done.try_send(());
             }
             Ok(Job::Soon(nodeid)) => {
                 gathered.insert(nodeid);
-                let soon = Instant::now() + GATHER;
-                due = Some(due.map_or(soon, |due| due.min(soon)));
+                due = due.or_else(|| Some(Instant::now() + GATHER));
             }
             Ok(Job::Leave(nodeid, uses)) => {
                 if door.writeback.leave_unused(nodeid, uses) {
@@ -248,8 +242,8 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
                 let _ = waiting.try_send(());
             }
             Err(RecvTimeoutError::Timeout) => {
-                gathered.retain(|nodeid| !told(door, *nodeid));
-                due = (!gathered.is_empty()).then(|| Instant::now() + AGAIN);
+                due = None;
+                std::mem::take(&mut gathered).into_iter().for_each(|nodeid| told(door, nodeid));
             }
             Err(RecvTimeoutError::Disconnected) => break,
         }
@@ -258,18 +252,14 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
     door.self_io.attr_refresh.asker.close();
 }
 
-/// Updates a file; false where that has to be tried again.
-fn told(door: &Door, nodeid: u64) -> bool {
+fn told(door: &Door, nodeid: u64) {
     match tell(door, nodeid) {
         Ok(()) => {}
-        // A user keeps its lock.
-        Err(SysErrno::TIMEDOUT) => return false,
         // Not in the kernel's memory any more, or removed below.
         Err(SysErrno::STALE | SysErrno::NOENT) => tracing::trace!(nodeid, "nobody to be told of a file"),
         Err(error) => tracing::debug!(%error, nodeid, "the kernel could not be told of a file's size and times"),
     }
     door.forget_times(nodeid);
-    true
 }
 
 /// Sets the kernel's size and mtime to those of the file.
