@@ -217,13 +217,20 @@ impl CageShared {
 
     /// Whether a file has a size of extents, which it may have from its directory. It cannot be set in the cage.
     fn has_extent_size(&self, state: &mut InodeState, node: &Node) -> bool {
+        if let Some(known) = state.has_extent_size {
+            return known;
+        }
         let request = Ioctl { command: Ioctl::GET_EXTENDED, argument: 0, input: &[] };
-        *state.has_extent_size.get_or_insert_with(|| {
-            let mut extended = [0; nacre_sys::ioctls::EXTENDED_LEN];
+        let mut extended = [0; nacre_sys::ioctls::EXTENDED_LEN];
+        let known = match self.below.ioctl(&Caller::ROOT, node, request, &mut extended) {
+            Ok(_) => hints_at_extents(&extended),
             // A file system without the command has no such sizes.
-            let asked = self.below.ioctl(&Caller::ROOT, node, request, &mut extended);
-            asked.is_ok() && hints_at_extents(&extended)
-        })
+            Err(Errno::ENOTTY | Errno::EOPNOTSUPP) => false,
+            // What is allocated is charged; the next change asks again.
+            Err(_) => return true,
+        };
+        state.has_extent_size = Some(known);
+        known
     }
 
     /// Reads a file's attributes from the layer below and books its current cost.

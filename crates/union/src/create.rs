@@ -197,8 +197,9 @@ impl UnionShared {
                 };
                 if let Some(part) = view.on(&target) {
                     let mut spot = spot(&target, part, name, &sight)?;
-                    spot.keeps_whiteout =
-                        spot.covered && self.hides_others(&view, name, target.index(), &Duplicates::default())?;
+                    // A branch that cannot say keeps the whiteout: without it, a removed file could come back.
+                    spot.keeps_whiteout = spot.covered
+                        && self.hides_others(&view, name, target.index(), &Duplicates::default()).unwrap_or(true);
                     let made = act(&spot)?;
                     self.listings.forget(parent.id);
                     return Ok(made);

@@ -120,7 +120,12 @@ impl Aside {
             }
             done = rename_to_free(caller, (home, name), (home, hidden.name()?));
         }
-        done.map(|()| Aside { home: home.clone(), name: name.bytes().to_vec(), hidden })
+        match done {
+            Ok(()) => Ok(Aside { home: home.clone(), name: name.bytes().to_vec(), hidden }),
+            // The caller's own name is no reason.
+            Err(Errno::EEXIST) => Err(Errno::EIO),
+            Err(error) => Err(error),
+        }
     }
 
     /// Finds the file that an earlier process has hidden.
