@@ -90,7 +90,7 @@ impl<'a> Execution<'a> {
             let remedy = match self.journal.phase {
                 Phase::Published => "all changes are in place; the commit has to be continued",
                 Phase::Planned => "nothing is changed yet; the commit can be continued or undone",
-                Phase::Prepared | Phase::Undoing => "the commit can be continued or undone",
+                Phase::Prepared | Phase::Undoing | Phase::TakenBack => "the commit can be continued or undone",
             };
             return Err(WorkspaceError { what: format!("{}: {remedy}", error.what), ..error });
         }
@@ -100,7 +100,7 @@ impl<'a> Execution<'a> {
     }
 
     fn advance(&mut self) -> Result<()> {
-        if self.journal.phase == Phase::Undoing {
+        if matches!(self.journal.phase, Phase::Undoing | Phase::TakenBack) {
             return Err(fact(&self.base.shown, "has a commit that is being undone"));
         }
         if self.journal.phase == Phase::Planned {
@@ -676,12 +676,13 @@ impl<'a> Execution<'a> {
         if self.journal.phase == Phase::Published {
             return Err(fact(&self.base.shown, "has all changes of the commit, which can only be continued"));
         }
-        let was_published = self.journal.phase != Phase::Planned;
-        if was_published {
+        if matches!(self.journal.phase, Phase::Prepared | Phase::Undoing) {
             (self.pause)()?;
-            self.journal.undoing()?;
             self.open_stages()?;
+            self.journal.undoing()?;
             self.take_back()?;
+            (self.pause)()?;
+            self.journal.taken_back()?;
         }
         self.remove_stages()?;
         // The modes of directories that were opened, and times that the steps have changed.
@@ -753,7 +754,9 @@ impl<'a> Execution<'a> {
         if self.is_at(&replaced, over.ino)? {
             return self.rename(&replaced, &place.path, RenameFlags::NOREPLACE);
         }
-        if self.is_at(&place.path, over.ino)? { Ok(()) } else { Err(changed(&shown)) }
+        // It was taken back before, and the directory around it has its old name again.
+        let is_back = self.is_at(&place.path, over.ino)? || self.is_at(&slot, ino)?;
+        if is_back { Ok(()) } else { Err(changed(&shown)) }
     }
 }
 

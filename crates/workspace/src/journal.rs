@@ -9,6 +9,7 @@
 //! | prepared | any number of steps has been made | both |
 //! | published | has all changes | continuing: removal of the old files, and of the changes from the upper |
 //! | undoing | any number of steps has been taken back | undoing |
+//! | taken back | has only staging directories more | undoing |
 
 use crate::{
     Result, WorkspaceError,
@@ -35,6 +36,7 @@ pub(crate) enum Phase {
     Prepared,
     Published,
     Undoing,
+    TakenBack,
 }
 
 /// A line of `phase`.
@@ -44,6 +46,7 @@ enum Line {
     Prepared(Vec<(Slot, u64)>),
     Published,
     Undoing,
+    TakenBack,
 }
 
 /// The record of a commit in `commit/`, by which it is continued or undone after a crash.
@@ -131,6 +134,7 @@ impl Journal {
                 }
                 Line::Published => read.phase = Phase::Published,
                 Line::Undoing => read.phase = Phase::Undoing,
+                Line::TakenBack => read.phase = Phase::TakenBack,
             }
         }
         if phases.len() > whole + 1 {
@@ -160,6 +164,12 @@ impl Journal {
             self.append(&Line::Undoing)?;
             self.phase = Phase::Undoing;
         }
+        Ok(())
+    }
+
+    pub(crate) fn taken_back(&mut self) -> Result<()> {
+        self.append(&Line::TakenBack)?;
+        self.phase = Phase::TakenBack;
         Ok(())
     }
 

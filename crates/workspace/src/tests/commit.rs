@@ -605,3 +605,51 @@ fn a_torn_line_of_the_journal_is_a_phase_that_did_not_begin() {
     }
     assert!(torn > 5, "{torn}");
 }
+
+#[test]
+fn an_undoing_that_is_stopped_before_any_step_is_repeated() {
+    let workspace = || {
+        let workspace = Workspace::over(|base| {
+            fs::create_dir(base.join("d")).unwrap();
+            fs::write(base.join("d/f"), "base").unwrap();
+            fs::write(base.join("l"), "base").unwrap();
+            fs::hard_link(base.join("l"), base.join("l2")).unwrap();
+        });
+        let view = workspace.view();
+        view.layer.rename(&view.caller, &view.root, name("d"), &view.root, name("e"), RenameFlags(0)).unwrap();
+        let directory = view.find(b"e").unwrap().node;
+        view.layer.unlink(&view.caller, &directory, name("f")).unwrap();
+        view.layer.symlink(&view.caller, &directory, name("f"), b"target").unwrap();
+        write(&view, b"l", b"OURS");
+        drop(view);
+        workspace
+    };
+    let mut all = Stop::before(usize::MAX);
+    let first = workspace();
+    first.plan().run_with(&first.journal(), &mut || all.pause()).unwrap();
+    let mut repeated = 0;
+    for step in 0..all.made {
+        for undone in 0.. {
+            let workspace = workspace();
+            let before = tree_of(&workspace.base);
+            let mut stop = Stop::before(step);
+            workspace.plan().run_with(&workspace.journal(), &mut || stop.pause()).unwrap_err();
+            let (base, upper) = workspace.opened();
+            let journal = Journal::open(&workspace.journal()).unwrap().unwrap();
+            if !journal.can_undo() {
+                break;
+            }
+            let mut again = Stop::before(undone);
+            let is_done = journal.undo_with(&base, &upper, &mut || again.pause()).is_ok();
+            if !is_done {
+                Journal::open(&workspace.journal()).unwrap().unwrap().undo(&base, &upper).unwrap();
+                repeated += 1;
+            }
+            assert_same(&tree_of(&workspace.base), &before, &format!("step {step}, undone until {undone}"));
+            if is_done {
+                break;
+            }
+        }
+    }
+    assert!(repeated > 50, "{repeated}");
+}
