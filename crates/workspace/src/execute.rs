@@ -11,7 +11,7 @@ use crate::{
     content, dress,
     journal::{Journal, Phase},
     meta::{Meta, shown_attributes},
-    steps::{Detach, Dress, Expected, Make, Place, Slot, Staged},
+    steps::{Detach, Dress, Expected, Make, Overwrite, Place, Slot, Staged},
     trouble::{During, fact, is_missing},
     upper::Upper,
 };
@@ -35,6 +35,10 @@ use std::{
 const OPEN_MAX: usize = 128;
 /// Suffix of a replaced entry's name in its staging directory where names cannot be exchanged.
 const REPLACED: &str = ".replaced";
+/// Suffixes of a new content's name in its staging directory from the moment when the file in place may have parts of
+/// it, and from when it has all of it.
+const BEGUN: &str = ".begun";
+const DONE: &str = ".done";
 
 /// Called before each step; its error ends the execution there, as a kill would.
 pub(crate) type Pause<'a> = &'a mut dyn FnMut() -> Result<()>;
@@ -356,7 +360,7 @@ impl<'a> Execution<'a> {
         if !has_moved {
             for overwrite in self.journal.steps.overwrites.clone() {
                 (self.pause)()?;
-                self.overwrite(&overwrite.path, &overwrite.expected, overwrite.new)?;
+                self.overwrite(&overwrite)?;
             }
             for set in self.journal.steps.attributes.clone() {
                 (self.pause)()?;
@@ -420,16 +424,66 @@ impl<'a> Execution<'a> {
         self.is_at(&place.path, ino)
     }
 
-    /// Replaces the content of a file that keeps its inode.
-    fn overwrite(&mut self, path: &Path, expected: &Expected, new: Slot) -> Result<()> {
+    /// Replaces the content of a file that keeps its inode. What others write to it before or afterwards stays.
+    fn overwrite(&mut self, overwrite: &Overwrite) -> Result<()> {
+        let new = self.slot(overwrite.new)?;
+        let (begun, done) = (with_suffix(&new, BEGUN), with_suffix(&new, DONE));
+        if self.meta(&done)?.is_some() {
+            return Ok(());
+        }
+        if self.meta(&begun)?.is_none() {
+            if !self.meta(&overwrite.path)?.is_some_and(|meta| overwrite.expected.is(&meta)) {
+                return Err(changed(&self.base.path_of(&overwrite.path)));
+            }
+            self.rename(&new, &begun, RenameFlags::NOREPLACE)?;
+            self.sync_changed()?;
+        }
+        (self.pause)()?;
+        self.write_over(&overwrite.path, overwrite.expected.ino, &begun)?;
+        self.rename(&begun, &done, RenameFlags::NOREPLACE)?;
+        self.sync_changed()
+    }
+
+    /// Restores the old content of a file that keeps its inode; returns whether it did: a file that has not been
+    /// overwritten, and one that others have written to afterwards, stay as they are.
+    fn restore(&mut self, overwrite: &Overwrite) -> Result<bool> {
+        let new = self.slot(overwrite.new)?;
+        let (begun, done) = (with_suffix(&new, BEGUN), with_suffix(&new, DONE));
+        if self.meta(&done)?.is_some() {
+            if !self.has_content_of(&overwrite.path, &done)? {
+                return Ok(false);
+            }
+            self.rename(&done, &begun, RenameFlags::NOREPLACE)?;
+            self.sync_changed()?;
+        }
+        if self.meta(&begun)?.is_none() {
+            return Ok(false);
+        }
+        (self.pause)()?;
+        let old = self.slot(overwrite.old)?;
+        self.write_over(&overwrite.path, overwrite.expected.ino, &old)?;
+        Ok(true)
+    }
+
+    fn has_content_of(&self, path: &Path, copy: &Path) -> Result<bool> {
         let shown = self.base.path_of(path);
-        let from_path = self.slot(new)?;
-        let (tree, place) = self.beneath(&from_path);
+        let (tree, place) = self.beneath(copy);
+        let copy = tree.file(place).during("open the copy of", &shown)?;
+        let file = self.base.file(path).during("open", &shown)?;
+        let size = Meta::of_file(copy.as_fd()).during("read", &shown)?.size;
+        let is_size = Meta::of_file(file.as_fd()).during("read", &shown)?.size == size;
+        Ok(is_size && content::is_same(copy.as_fd(), file.as_fd(), size).during("read", &shown)?)
+    }
+
+    /// Content of a file that keeps its inode.
+    fn write_over(&mut self, path: &Path, ino: u64, from_path: &Path) -> Result<()> {
+        let shown = self.base.path_of(path);
+        let (tree, place) = self.beneath(from_path);
         let from = tree.file(place).during("open the copy of", &shown)?;
         let size = Meta::of_file(from.as_fd()).during("read", &shown)?.size;
         let file = self.base.writable_file(path).during("open", &shown)?;
         let meta = Meta::of_file(file.as_fd()).during("read", &shown)?;
-        if meta.ino != expected.ino || !self.journal.is_resumed && !expected.is(&meta) {
+        if meta.ino != ino {
             return Err(changed(&shown));
         }
         fs::ftruncate(&file, 0).during("write", &shown)?;
@@ -721,14 +775,18 @@ impl<'a> Execution<'a> {
                 return Err(changed(&self.base.path_of(&detach.path)));
             }
         }
+        let mut others = HashSet::new();
         for overwrite in self.journal.steps.overwrites.clone().into_iter().rev() {
             (self.pause)()?;
-            // Resumed: the file may hold any part of the new content.
-            self.journal.is_resumed = true;
-            self.overwrite(&overwrite.path, &overwrite.expected, overwrite.old)?;
+            if !self.restore(&overwrite)? {
+                others.insert(overwrite.path);
+            }
         }
         for set in self.journal.steps.attributes.clone().into_iter().rev() {
             (self.pause)()?;
+            if others.contains(&set.path) {
+                continue;
+            }
             self.set_attributes(&set.path, &set.expected, &set.before)?;
         }
         self.sync_changed()
@@ -762,8 +820,12 @@ impl<'a> Execution<'a> {
 
 /// Where a replaced entry waits if names cannot be exchanged.
 fn replaced_path(slot: &Path) -> PathBuf {
+    with_suffix(slot, REPLACED)
+}
+
+fn with_suffix(slot: &Path, suffix: &str) -> PathBuf {
     let mut path = slot.as_os_str().to_os_string();
-    path.push(REPLACED);
+    path.push(suffix);
     PathBuf::from(path)
 }
 

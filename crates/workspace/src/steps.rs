@@ -223,4 +223,4 @@ pub(crate) struct Steps {
 }
 
 /// The version of the format.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;

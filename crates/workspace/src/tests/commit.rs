@@ -653,3 +653,41 @@ fn an_undoing_that_is_stopped_before_any_step_is_repeated() {
     }
     assert!(repeated > 50, "{repeated}");
 }
+
+#[test]
+fn what_others_write_to_a_file_with_several_names_after_a_kill_stays() {
+    let workspace = || {
+        let workspace = Workspace::over(|base| {
+            fs::write(base.join("l"), "base").unwrap();
+            fs::hard_link(base.join("l"), base.join("l2")).unwrap();
+        });
+        write(&workspace.view(), b"l", b"OURS");
+        workspace
+    };
+    let mut all = Stop::before(usize::MAX);
+    let first = workspace();
+    first.plan().run_with(&first.journal(), &mut || all.pause()).unwrap();
+    let mut tried = 0;
+    for undo in [false, true] {
+        for step in 0..all.made {
+            let workspace = workspace();
+            let mut stop = Stop::before(step);
+            workspace.plan().run_with(&workspace.journal(), &mut || stop.pause()).unwrap_err();
+            let path = workspace.base.join("l2");
+            let is_begun = names(&workspace.base).iter().any(|stage| {
+                stage.contains(".wh.") && names(&workspace.base.join(stage)).iter().any(|name| name.ends_with(".begun"))
+            });
+            let journal = Journal::open(&workspace.journal()).unwrap().unwrap();
+            if is_begun || undo && !journal.can_undo() {
+                continue;
+            }
+            fs::write(&path, "theirs").unwrap();
+            let (base, upper) = workspace.opened();
+            // Either is refused, or leaves the file alone.
+            let _ = if undo { journal.undo(&base, &upper) } else { journal.resume(&base, &upper).map(drop) };
+            assert_eq!(looked_at(&path).2, b"theirs", "step {step}, undo: {undo}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 10, "{tried}");
+}
