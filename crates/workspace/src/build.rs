@@ -7,12 +7,12 @@
 
 use crate::{
     Base, Result, Upper,
-    compare::{Comparison, Item},
+    compare::{BaseEntry, Comparison, Item},
     meta::{Meta, shown_attributes},
     plan::xattrs_of,
     steps::{
-        Detach, DirectoryBefore, Dress, Expected, FinishDirectory, Make, Overwrite, Place, SetAttributes, Slot, Staged,
-        Steps, Unlock, VERSION,
+        Detach, DirectoryBefore, Dress, Expected, FinishDirectory, Going, Make, Overwrite, Place, Seen, SetAttributes,
+        Slot, Staged, Steps, Unlock, VERSION,
     },
     trouble::{During, fact},
     upper::LINKS,
@@ -41,6 +41,8 @@ pub(crate) struct Request<'a> {
     /// Entries whose changes are dropped from the workspace.
     pub(crate) dropped_items: &'a BTreeSet<PathBuf>,
     pub(crate) dropped_removed: &'a BTreeSet<PathBuf>,
+    /// The entries in each directory of the base that goes as a whole.
+    pub(crate) seen: &'a BTreeMap<PathBuf, Vec<BaseEntry>>,
     /// Nothing else is changed in the workspace.
     pub(crate) is_whole: bool,
 }
@@ -153,7 +155,8 @@ impl<'a> Builder<'a> {
         }
         for path in request.removed {
             let Some(meta) = request.comparison.removed.get(path) else { continue };
-            self.detach(path, meta)?;
+            let slot = self.detach(path, meta)?;
+            self.goes(path, meta, slot)?;
         }
         self.steps.detaches.sort_by_key(|detach| Reverse(detach.path.components().count()));
         self.steps.places.sort_by_key(|place| place.path.components().count());
@@ -203,6 +206,32 @@ impl<'a> Builder<'a> {
         Ok(slot)
     }
 
+    /// Notes what is deleted with a directory of the base that an item replaces.
+    fn replaces(&mut self, item: &Item, slot: Slot) -> Result<()> {
+        match &item.over {
+            Some(over) => self.goes(&over.path, &over.meta, slot),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes what is deleted with a directory of the base that goes to a slot.
+    fn goes(&mut self, path: &Path, meta: &Meta, slot: Slot) -> Result<()> {
+        if !meta.is_directory() {
+            return Ok(());
+        }
+        let Some(seen) = self.request.seen.get(path) else {
+            return Err(fact(path, "has not been compared with the workspace"));
+        };
+        let mut entries = Vec::with_capacity(seen.len());
+        for entry in seen {
+            let expected = Expected::new(&entry.meta, self.changed_files.contains(&entry.meta.ino));
+            let path = entry.path.strip_prefix(path).unwrap_or(&entry.path).to_path_buf();
+            entries.push(Seen { path, expected });
+        }
+        self.steps.going.push(Going { slot, ino: meta.ino, entries });
+        Ok(())
+    }
+
     /// Notes that names change in a directory with this old path.
     fn touch_below(&mut self, below: &Path) {
         if let Some(view) = self.views.get(below) {
@@ -234,6 +263,7 @@ impl<'a> Builder<'a> {
         let (below, device) = self.directory_below(parent)?;
         let slot = self.slot(device, &below);
         self.place(path, slot, over)?;
+        self.replaces(self.item(path)?, slot)?;
         Ok(StagedAt { slot, within: PathBuf::new() })
     }
 
@@ -274,6 +304,7 @@ impl<'a> Builder<'a> {
         if item.renamed {
             let slot = self.detach(&base.path, &base.meta)?;
             self.place(path, slot, item.over.as_ref().map(|over| &over.meta))?;
+            self.replaces(item, slot)?;
             self.touched.insert(path.to_path_buf());
         }
         if item.aspects != crate::Aspects::default() {
@@ -486,6 +517,7 @@ impl<'a> Builder<'a> {
         if item.renamed {
             let slot = self.detach(&base.path, &base.meta)?;
             self.place(path, slot, item.over.as_ref().map(|over| &over.meta))?;
+            self.replaces(item, slot)?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use crate::{
     content, dress,
     journal::{Journal, Phase},
     meta::{Meta, shown_attributes},
-    steps::{Detach, Dress, Expected, Make, Overwrite, Place, Slot, Staged},
+    steps::{Detach, Dress, Expected, Going, Make, Overwrite, Place, Slot, Staged},
     trouble::{During, fact, is_missing},
     upper::Upper,
 };
@@ -388,7 +388,40 @@ impl<'a> Execution<'a> {
             (self.pause)()?;
             self.place(&place)?;
         }
+        for going in &self.journal.steps.going {
+            self.check_going(going)?;
+        }
         self.sync_changed()
+    }
+
+    /// Refuses to delete with a directory what others have put into it or changed in it since the plan.
+    fn check_going(&self, going: &Going) -> Result<()> {
+        let slot = self.slot(going.slot)?;
+        let replaced = replaced_path(&slot);
+        let top = if self.is_at(&replaced, going.ino)? { replaced } else { slot };
+        if !self.is_at(&top, going.ino)? {
+            return Err(changed(&self.base.path_of(&top)));
+        }
+        let seen: HashMap<&Path, &Expected> =
+            going.entries.iter().map(|seen| (seen.path.as_path(), &seen.expected)).collect();
+        let mut waiting = vec![PathBuf::new()];
+        while let Some(directory) = waiting.pop() {
+            let (tree, place) = self.beneath(&top);
+            let place = if directory.as_os_str().is_empty() { place.to_path_buf() } else { place.join(&directory) };
+            let shown = tree.path_of(&place);
+            for listed in tree.list(&place).during("read", &shown)? {
+                let (inner, at) = (directory.join(&listed.name), place.join(&listed.name));
+                let meta = tree.meta(&at).during("read", &tree.path_of(&at))?;
+                let Some(meta) = meta else { continue };
+                if !seen.get(inner.as_path()).is_some_and(|expected| expected.is(&meta)) {
+                    return Err(changed(&tree.path_of(&at)));
+                }
+                if meta.is_directory() {
+                    waiting.push(inner);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Whether any name has changed.

@@ -33,6 +33,8 @@ pub struct CommitPlan {
     /// Conflicts, and the changes that each drops from the commit if it is resolved for the base.
     conflicts: BTreeMap<PathBuf, Found>,
     resolutions: HashMap<PathBuf, Resolution>,
+    /// The entries in each directory of the base that goes as a whole, as they were compared.
+    seen: BTreeMap<PathBuf, Vec<BaseEntry>>,
     /// All changes of the workspace are committed.
     is_whole: bool,
 }
@@ -87,6 +89,7 @@ impl CommitPlan {
             removed,
             conflicts: BTreeMap::new(),
             resolutions: HashMap::new(),
+            seen: BTreeMap::new(),
             is_whole,
         };
         plan.take_whole(&all.items);
@@ -209,7 +212,7 @@ impl CommitPlan {
 
     /// Conflicts in a directory of the base that goes as a whole.
     fn find_conflicts_below(&mut self, top: &BaseEntry, ours: &'static str, of: Of<'_>) -> Result<()> {
-        let mut waiting = vec![top.path.clone()];
+        let (mut waiting, mut seen) = (vec![top.path.clone()], Vec::new());
         while let Some(directory) = waiting.pop() {
             for listed in self.base.list(&directory)? {
                 let path = directory.join(&listed.name);
@@ -224,10 +227,12 @@ impl CommitPlan {
                     self.add_conflict(&path, ours, theirs, of);
                 }
                 if meta.is_directory() {
-                    waiting.push(path);
+                    waiting.push(path.clone());
                 }
+                seen.push(BaseEntry { path, meta });
             }
         }
+        self.seen.insert(top.path.clone(), seen);
         Ok(())
     }
 
@@ -405,6 +410,7 @@ impl CommitPlan {
             removed: &removed,
             dropped_items: &dropped_items,
             dropped_removed: &dropped_removed,
+            seen: &self.seen,
             is_whole: self.is_whole,
         };
         let steps = build::steps(&request)?;

@@ -169,6 +169,24 @@ pub(crate) struct Place {
     pub(crate) over: Option<Expected>,
 }
 
+/// An entry in a directory that goes, as the plan saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    /// Path in that directory.
+    #[serde(with = "text::path")]
+    pub(crate) path: PathBuf,
+    pub(crate) expected: Expected,
+}
+
+/// A directory of the base that is removed or replaced. It is deleted only if nothing else is in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Going {
+    /// The slot that it goes to.
+    pub(crate) slot: Slot,
+    pub(crate) ino: u64,
+    pub(crate) entries: Vec<Seen>,
+}
+
 /// Final mode and times of a directory in which names were changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FinishDirectory {
@@ -210,6 +228,7 @@ pub(crate) struct Steps {
     pub(crate) detaches: Vec<Detach>,
     /// From the top down.
     pub(crate) places: Vec<Place>,
+    pub(crate) going: Vec<Going>,
     /// The deepest paths first.
     pub(crate) finishes: Vec<FinishDirectory>,
     /// Paths in the state directory that are removed with everything below.

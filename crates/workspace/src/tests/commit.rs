@@ -691,3 +691,28 @@ fn what_others_write_to_a_file_with_several_names_after_a_kill_stays() {
     }
     assert!(tried > 10, "{tried}");
 }
+
+#[test]
+fn what_others_make_in_a_removed_directory_during_the_commit_is_not_deleted() {
+    for replace in [false, true] {
+        let workspace = Workspace::over(|base| {
+            fs::create_dir(base.join("d")).unwrap();
+            fs::write(base.join("d/x"), "base").unwrap();
+        });
+        let view = workspace.view();
+        let directory = view.find(b"d").unwrap().node;
+        view.layer.unlink(&view.caller, &directory, name("x")).unwrap();
+        view.layer.rmdir(&view.caller, &view.root, name("d")).unwrap();
+        if replace {
+            drop(view.file(b"d", b"ours"));
+        }
+        drop(view);
+        let plan = workspace.plan();
+        fs::write(workspace.base.join("d/new"), "theirs").unwrap();
+        let error = plan.run(&workspace.journal()).unwrap_err();
+        assert!(error.what.contains("changed by others"), "{error}");
+        let (base, upper) = workspace.opened();
+        Journal::open(&workspace.journal()).unwrap().unwrap().undo(&base, &upper).unwrap();
+        assert_eq!(looked_at(&workspace.base.join("d/new")).2, b"theirs");
+    }
+}
