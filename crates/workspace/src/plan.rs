@@ -3,11 +3,13 @@
 use crate::{
     Base, Change, ChangeKind, CommitOptions, Committed, Conflict, Danger, Resolution, Result, Upper, WorkspaceError,
     base::Below,
+    beneath::Tree,
     build, changes,
     compare::{self, BaseEntry, Comparison, Item, bytes, path_of},
     execute::{Execution, Pause},
     journal::Journal,
     meta::Meta,
+    steps::Steps,
     trouble::{During, shown},
     upper::MARK,
 };
@@ -35,6 +37,7 @@ pub struct CommitPlan {
     resolutions: HashMap<PathBuf, Resolution>,
     /// The entries in each directory of the base that goes as a whole, as they were compared.
     seen: BTreeMap<PathBuf, Vec<BaseEntry>>,
+    protected: Vec<PathBuf>,
     /// All changes of the workspace are committed.
     is_whole: bool,
 }
@@ -90,6 +93,7 @@ impl CommitPlan {
             conflicts: BTreeMap::new(),
             resolutions: HashMap::new(),
             seen: BTreeMap::new(),
+            protected: Vec::new(),
             is_whole,
         };
         plan.take_whole(&all.items);
@@ -295,6 +299,39 @@ impl CommitPlan {
         self.resolutions.insert(path_of(path), resolution);
     }
 
+    /// Has the commit refuse to remove, rename or replace these directories and those above them, because it works with
+    /// them itself.
+    pub fn protect(&mut self, paths: &[PathBuf]) {
+        self.protected.extend(paths.iter().cloned());
+    }
+
+    /// Refuses steps that take a protected path away.
+    fn check_protected(&self, steps: &Steps) -> Result<()> {
+        let mut identities = HashMap::new();
+        for path in &self.protected {
+            for above in path.canonicalize().during("find", path)?.ancestors() {
+                let meta = Tree::open(above).and_then(|tree| Meta::of_file(tree.top())).during("read", above)?;
+                identities.insert((meta.device, meta.ino), path);
+            }
+        }
+        let replaced = steps.places.iter().filter(|place| place.over.is_some()).map(|place| &place.path);
+        for path in steps.detaches.iter().map(|detach| &detach.path).chain(replaced) {
+            let Some(meta) = self.base.meta(path)? else { continue };
+            if let Some(protected) = identities.get(&(meta.device, meta.ino)) {
+                return Err(WorkspaceError {
+                    what: format!(
+                        "{} is removed, renamed or replaced in the workspace, but the commit needs {} in it: nothing is \
+                         committed; give it its old name in the view again, or name the other paths to commit",
+                        shown(&self.base.path_of(path)),
+                        shown(protected)
+                    ),
+                    errno: None,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// The changes that remain, without those that a resolution drops.
     fn kept(&self) -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
         let (mut items, mut removed) = (self.items.clone(), self.removed.clone());
@@ -414,6 +451,7 @@ impl CommitPlan {
             is_whole: self.is_whole,
         };
         let steps = build::steps(&request)?;
+        self.check_protected(&steps)?;
         let journal = Journal::create(journal, steps)?;
         Execution::new(tree, &self.upper, journal, pause)?.run()
     }

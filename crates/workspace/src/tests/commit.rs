@@ -716,3 +716,17 @@ fn what_others_make_in_a_removed_directory_during_the_commit_is_not_deleted() {
         assert_eq!(looked_at(&workspace.base.join("d/new")).2, b"theirs");
     }
 }
+
+#[test]
+fn a_directory_that_the_commit_works_in_is_not_taken_away() {
+    let workspace = Workspace::over(|base| fs::create_dir_all(base.join("home/state")).unwrap());
+    let view = workspace.view();
+    view.layer.rename(&view.caller, &view.root, name("home"), &view.root, name("x"), RenameFlags(0)).unwrap();
+    drop(view);
+    let mut plan = workspace.plan();
+    plan.protect(&[workspace.base.join("home/state")]);
+    let error = plan.run(&workspace.journal()).unwrap_err();
+    assert!(error.what.contains("home/state"), "{error}");
+    assert!(!workspace.journal().exists());
+    assert_eq!(names(&workspace.base), ["home"]);
+}
