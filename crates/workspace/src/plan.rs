@@ -10,7 +10,7 @@ use crate::{
     journal::Journal,
     meta::Meta,
     steps::Steps,
-    trouble::{During, shown},
+    trouble::{During, fact, shown},
     upper::MARK,
 };
 use nacre_sys::accounts;
@@ -64,7 +64,7 @@ impl CommitPlan {
     /// # Errors
     /// Several bases, or something cannot be read.
     pub fn new(base: &Base, upper: &Upper, changes: Vec<Change>, options: CommitOptions) -> Result<CommitPlan> {
-        base.only()?;
+        check_top(base, upper)?;
         let comparison = compare::compare(base, upper)?;
         let (mut items, mut removed) = (BTreeSet::new(), BTreeSet::new());
         for change in changes {
@@ -467,6 +467,7 @@ impl Journal {
     }
 
     pub(crate) fn resume_with(self, base: &Base, upper: &Upper, pause: Pause<'_>) -> Result<Committed> {
+        check_top(base, upper)?;
         Execution::new(base.only()?, upper, self, pause)?.run()
     }
 
@@ -484,8 +485,29 @@ impl Journal {
     }
 
     pub(crate) fn undo_with(self, base: &Base, upper: &Upper, pause: Pause<'_>) -> Result<()> {
+        check_top(base, upper)?;
         Execution::new(base.only()?, upper, self, pause)?.undo()
     }
+}
+
+/// Refuses another directory than the one that the workspace was made over: an empty mount point, or what others have
+/// put in its place. The log's line of the top has its identity.
+fn check_top(base: &Base, upper: &Upper) -> Result<()> {
+    let tree = base.only()?;
+    let now = Meta::of_file(tree.top()).during("read", &tree.shown)?;
+    let log = upper.log()?;
+    let Some(line) = log.iter().rfind(|line| line.path.is_empty()) else {
+        return Err(fact(&tree.shown, "cannot be committed to: the workspace has no record of which directory it is"));
+    };
+    let is_born_then = line.btime.is_none() || now.btime.is_none() || line.btime == now.btime;
+    if line.kind == now.letter() && line.ino == now.ino && is_born_then {
+        return Ok(());
+    }
+    Err(fact(
+        &tree.shown,
+        "is another directory than the one that the workspace was made over: nothing is committed; mount what is missing \
+         there, or give the directory its old place again",
+    ))
 }
 
 /// Whether content and attributes are those of the base, except for the modification time.

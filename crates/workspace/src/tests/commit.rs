@@ -730,3 +730,24 @@ fn a_directory_that_the_commit_works_in_is_not_taken_away() {
     assert!(!workspace.journal().exists());
     assert_eq!(names(&workspace.base), ["home"]);
 }
+
+#[test]
+fn another_directory_in_place_of_the_base_gets_nothing() {
+    let workspace = Workspace::over(|_| {});
+    drop(workspace.view().file(b"added", b"ours"));
+    let mut stop = Stop::before(6);
+    workspace.plan().run_with(&workspace.journal(), &mut || stop.pause()).unwrap_err();
+    let away = workspace.base.with_file_name("away");
+    fs::rename(&workspace.base, &away).unwrap();
+    fs::create_dir(&workspace.base).unwrap();
+    let (base, upper) = workspace.opened();
+    let changes = crate::changes(&base, &upper, &crate::Selection::default()).unwrap();
+    let error = crate::CommitPlan::new(&base, &upper, changes, crate::CommitOptions::default()).unwrap_err();
+    assert!(error.what.contains("another directory"), "{error}");
+    for undo in [false, true] {
+        let journal = Journal::open(&workspace.journal()).unwrap().unwrap();
+        let refused = if undo { journal.undo(&base, &upper) } else { journal.resume(&base, &upper).map(drop) };
+        assert!(refused.unwrap_err().what.contains("another directory"));
+    }
+    assert_eq!(names(&workspace.base), [""; 0]);
+}
