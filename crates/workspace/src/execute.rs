@@ -190,7 +190,7 @@ impl<'a> Execution<'a> {
         let shown = self.base.path_of(stage);
         let (parent, name) = self.base.parent(stage).during("open", &shown)?;
         if self.journal.is_resumed && self.open_stage(stage)? {
-            beneath::remove_tree(parent.as_fd(), name).during("remove", &shown)?;
+            self.remove_stage(stage, parent.as_fd(), name).during("remove", &shown)?;
             self.stages.retain(|(known, _)| known != stage);
         }
         fs::mkdirat(&parent, name, Mode::RWXU).during("create", &shown)?;
@@ -214,8 +214,8 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Opens a staging directory; returns whether it is there. One in a directory that others may write to has to be the
-    /// commit's own.
+    /// Opens a staging directory; returns whether it is there. One in a directory that others own or may write to
+    /// has to be the commit's own.
     fn open_stage(&mut self, stage: &Path) -> Result<bool> {
         if self.stages.iter().any(|(known, _)| known == stage) {
             return Ok(true);
@@ -231,8 +231,9 @@ impl<'a> Execution<'a> {
             Err(error) => return Err(error).during("open", &shown),
         };
         let parent = self.base.meta(stage.parent().unwrap_or(Path::new(""))).during("read", &shown)?;
-        let is_open_to_others = parent.is_none_or(|parent| parent.mode & 0o022 != 0);
-        let is_ours = meta.uid == rustix::process::geteuid().as_raw() && meta.mode & 0o077 == 0;
+        let user = rustix::process::geteuid().as_raw();
+        let is_open_to_others = parent.is_none_or(|parent| parent.mode & 0o022 != 0 || parent.uid != user);
+        let is_ours = meta.uid == user && meta.mode & 0o077 == 0;
         if is_open_to_others && !is_ours {
             return Err(fact(&shown, "is not the staging directory that the commit has made"));
         }
@@ -349,6 +350,12 @@ impl<'a> Execution<'a> {
             }
         }
         let handle = fs::openat(parent, name, HANDLE, Mode::empty()).during("open", &shown)?;
+        let made = Meta::of_file(handle.as_fd()).during("read", &shown)?;
+        let special = self.upper.state.meta(source).during("read", &shown)?.map(|meta| meta.special);
+        let is_ours = made.uid == rustix::process::geteuid().as_raw() && made.links == 1;
+        if made.kind() != kind || !is_ours || special.is_some_and(|special| made.special != special) {
+            return Err(changed(&shown));
+        }
         dress::dress(handle.as_fd(), &wanted).during("set the attributes of", &shown)
     }
 
@@ -721,14 +728,25 @@ impl<'a> Execution<'a> {
             if there.map(|meta| meta.ino) != ino {
                 return Err(changed(&shown));
             }
-            self.stages.retain(|(known, _)| *known != stage);
             let removed = self.base.parent(&stage).and_then(|(parent, name)| {
-                beneath::remove_tree(parent.as_fd(), name)?;
+                self.remove_stage(&stage, parent.as_fd(), name)?;
                 self.note_open(&parent)
             });
+            self.stages.retain(|(known, _)| *known != stage);
             self.unless_done(removed).during("remove", &self.base.path_of(&stage))?;
         }
         self.sync_changed()
+    }
+
+    /// Removes an open staging directory. What others put in its place by its name stays, unless it is an empty directory.
+    fn remove_stage(&self, stage: &Path, parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+        if let Some((_, tree)) = self.stages.iter().find(|(known, _)| known == stage) {
+            let directory = tree.listed_directory(Path::new(""))?;
+            for listed in beneath::list(directory.as_fd())? {
+                beneath::remove_tree(directory.as_fd(), &listed.name)?;
+            }
+        }
+        Ok(fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
     }
 
     fn finish_directory(

@@ -15,7 +15,10 @@ use crate::{
 };
 use nacre_sys::accounts;
 use nacre_union::base_log::HiddenEntry;
-use rustix::fs::FileType;
+use rustix::{
+    fs::{self, AtFlags, FileType, Mode},
+    io::Errno,
+};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     os::unix::ffi::OsStrExt,
@@ -452,6 +455,7 @@ impl CommitPlan {
         };
         let steps = build::steps(&request)?;
         self.check_protected(&steps)?;
+        check_stages(tree, &steps)?;
         let journal = Journal::create(journal, steps)?;
         Execution::new(tree, &self.upper, journal, pause)?.run()
     }
@@ -488,6 +492,40 @@ impl Journal {
         check_top(base, upper)?;
         Execution::new(base.only()?, upper, self, pause)?.undo()
     }
+}
+
+/// Magic number of FUSE file systems (linux/magic.h).
+const FUSE: u32 = 0x6573_5546;
+
+/// Refuses a base in the view of another union, in which names of staging directories are reserved.
+fn check_stages(base: &Tree, steps: &Steps) -> Result<()> {
+    for stage in &steps.stages {
+        let shown = base.path_of(stage.parent().unwrap_or(Path::new("")));
+        let (parent, name) = base.parent(stage).during("open", &shown)?;
+        // As the kernel's structures, the type has another width on each architecture.
+        let kind = fs::fstatfs(&parent).during("read", &shown)?.f_type;
+        if u32::try_from(kind).ok() != Some(FUSE) {
+            continue;
+        }
+        match fs::mkdirat(&parent, name, Mode::RWXU) {
+            Err(Errno::PERM) => {
+                return Err(fact(
+                    &shown,
+                    "is in the view of a union, into which nothing can be committed: its names for commits are reserved; \
+                     nothing is committed; `nacre workspace diff --patch` writes the changes for `patch -p1` there",
+                ));
+            }
+            // One without anything in it is left by a kill at this place.
+            Ok(()) | Err(Errno::EXIST) => match fs::unlinkat(&parent, name, AtFlags::REMOVEDIR) {
+                Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
+                Err(error) => return Err(error).during("remove", &base.path_of(stage)),
+            },
+            // The directory is opened for the time of the commit.
+            Err(Errno::ACCESS) => {}
+            Err(error) => return Err(error).during("create", &base.path_of(stage)),
+        }
+    }
+    Ok(())
 }
 
 /// Refuses another directory than the one that the workspace was made over: an empty mount point, or what others have

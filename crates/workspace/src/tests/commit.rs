@@ -751,3 +751,23 @@ fn another_directory_in_place_of_the_base_gets_nothing() {
     }
     assert_eq!(names(&workspace.base), [""; 0]);
 }
+
+#[test]
+fn a_staging_directory_that_the_owner_of_the_base_has_exchanged_is_refused() {
+    if !is_root() {
+        return;
+    }
+    let workspace = Workspace::over(|base| std::os::unix::fs::chown(base, Some(1000), Some(1000)).unwrap());
+    drop(workspace.view().file(b"added", b"ours"));
+    let mut stop = Stop::before(3);
+    workspace.plan().run_with(&workspace.journal(), &mut || stop.pause()).unwrap_err();
+    let stage = workspace.base.join(names(&workspace.base).pop().unwrap());
+    fs::rename(&stage, workspace.base.join("away")).unwrap();
+    fs::create_dir(&stage).unwrap();
+    fs::write(stage.join("file"), "of another user").unwrap();
+    std::os::unix::fs::chown(&stage, Some(1000), Some(1000)).unwrap();
+    let (base, upper) = workspace.opened();
+    let error = Journal::open(&workspace.journal()).unwrap().unwrap().resume(&base, &upper).unwrap_err();
+    assert!(error.what.contains("is not the staging directory"), "{error}");
+    assert_eq!(looked_at(&stage.join("file")).2, b"of another user");
+}
