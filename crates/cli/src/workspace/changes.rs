@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{output, union::run::json};
 use nacre_daemon::{
-    failure::{Exit, Failure},
+    failure::Failure,
     report::{path_text, printable},
     workspace::{
         snapshots,
@@ -49,20 +49,6 @@ fn opened(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
 fn opened_for_commit(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
     let base = Base::open(&of_pool::targets(&workspace.settings)).map_err(failed)?;
     Ok((base, Upper::open(&workspace.changes()).map_err(failed)?))
-}
-
-/// Refuses what needs a base without half a commit in it.
-///
-/// # Errors
-/// A commit was interrupted.
-pub fn check_no_commit(workspace: &Workspace) -> Result<(), Failure> {
-    if !workspace.journal().exists() {
-        return Ok(());
-    }
-    let name = &workspace.name;
-    Err(Failure::new(format!("a commit of the workspace {name} was interrupted")).exit(Exit::Busy).next(format!(
-        "`nacre workspace commit {name}` continues it, `nacre workspace commit --undo {name}` takes it back"
-    )))
 }
 
 /// The paths that a command is limited to, relative to the base.
@@ -181,9 +167,8 @@ fn line(change: &Change, stat: bool) -> String {
 /// # Errors
 /// No such workspace, or something cannot be read.
 pub fn diff(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
-    let workspace = store.open(&order.name)?;
-    let _lock = workspace.lock(LockMode::Shared)?;
-    check_no_commit(&workspace)?;
+    let (workspace, _lock) = store.open_locked(&order.name, LockMode::Shared)?;
+    workspace.check_no_commit()?;
     let (base, upper) = opened(&workspace)?;
     let changes = nacre_workspace::changes(&base, &upper, &selection(&workspace, &order.paths)?).map_err(failed)?;
     match order.form {
@@ -249,8 +234,7 @@ enum Outcome {
 /// # Errors
 /// Processes are inside, or a step failed.
 pub fn commit(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
-    let workspace = store.open(&order.name)?;
-    let _lock = workspace.lock(LockMode::Exclusive)?;
+    let (workspace, _lock) = store.open_locked(&order.name, LockMode::Exclusive)?;
     let was_mounted = view::unmount_whole(&workspace)?;
     let outcome = commit_unmounted(&workspace, order);
     mount_again(&workspace, store, was_mounted)?;
@@ -321,14 +305,15 @@ fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcom
         let resumed = journal.resume(&base, &upper).map_err(failed)?;
         // A failure to print a note is ignored.
         let _ = writeln!(io::stderr(), "nacre: the interrupted commit is complete");
-        // The changes on disk are others now.
+        // The changes on disk are others now. Only a workspace that has none left begins anew: others had been left out.
         let (base, upper) = opened_for_commit(workspace)?;
-        return Ok(match commit_planned(workspace, order, &base, &upper)? {
-            Outcome::Committed(rest) => {
-                Outcome::Committed(Committed { names: resumed.names + rest.names, bytes: resumed.bytes + rest.bytes })
-            }
-            other => other,
-        });
+        let rest = nacre_workspace::changes(&base, &upper, &Selection::default()).map_err(failed)?;
+        if rest.is_empty() {
+            begin_anew(workspace)?;
+        } else {
+            let _ = writeln!(io::stderr(), "nacre: {} more changes are not committed", rest.len());
+        }
+        return Ok(Outcome::Committed(resumed));
     }
     if order.undo {
         return Err(Failure::new("no commit of this workspace was interrupted: there is nothing to take back"));
@@ -363,20 +348,24 @@ fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper
     }
     let committed = plan.run(&workspace.journal()).map_err(failed)?;
     if selection.paths.is_empty() {
-        // The workspace begins anew: without a log of what is in the base now.
-        of_pool::renew(&workspace.settings)?;
-        let ready = workspace.directory.join(".changes");
-        // What a killed command left.
-        match fs::remove_dir_all(&ready) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Failure::io("cannot remove", path_text(&ready), &error));
-            }
-            _ => {}
-        }
-        store::make_changes(&ready, &workspace.settings)?;
-        snapshots::replace_changes(workspace, &ready)?;
+        begin_anew(workspace)?;
     }
     Ok(Outcome::Committed(committed))
+}
+
+/// Has the workspace begin anew, without a log of what is in the base now.
+fn begin_anew(workspace: &Workspace) -> Result<(), Failure> {
+    of_pool::renew(&workspace.settings)?;
+    let ready = workspace.directory.join(".changes");
+    // What a killed command left.
+    match fs::remove_dir_all(&ready) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Failure::io("cannot remove", path_text(&ready), &error));
+        }
+        _ => {}
+    }
+    store::make_changes(&ready, &workspace.settings)?;
+    snapshots::replace_changes(workspace, &ready)
 }
 
 /// Asks for the resolution of a conflict; `None`: leave everything as it is.

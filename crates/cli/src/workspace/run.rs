@@ -1,7 +1,7 @@
 //! Carries out the verbs of workspaces.
 
 use super::{
-    changes::{self, check_no_commit},
+    changes,
     command::{CreateOrder, RunOrder, WorkspaceVerb},
     list,
     of_pool::{self, Dataset},
@@ -44,9 +44,8 @@ pub fn run(verb: WorkspaceVerb) -> Result<ExitCode, Failure> {
     match verb {
         WorkspaceVerb::Create(order) => create(&store, &order)?,
         WorkspaceVerb::Mount { name } => {
-            let workspace = store.open(&name)?;
-            let _lock = workspace.lock(LockMode::Shared)?;
-            check_no_commit(&workspace)?;
+            let (workspace, _lock) = store.open_locked(&name, LockMode::Shared)?;
+            workspace.check_no_commit()?;
             view::make_sure(&workspace, &store)?;
             output::print(&format!("{}\n", path_text(&workspace.mountpoint())))?;
         }
@@ -65,8 +64,7 @@ pub fn run(verb: WorkspaceVerb) -> Result<ExitCode, Failure> {
         }
         WorkspaceVerb::Rename { name, to } => {
             check_name(&to)?;
-            let workspace = store.open(&name)?;
-            let _lock = workspace.lock(LockMode::Exclusive)?;
+            let (workspace, _lock) = store.open_locked(&name, LockMode::Exclusive)?;
             let was_mounted = view::unmount_whole(&workspace)?;
             match store.rename(workspace.clone(), &to) {
                 Ok(renamed) => mount_again(&renamed, &store, was_mounted)?,
@@ -97,9 +95,8 @@ pub(super) fn with_changes(
     name: &str,
     act: &mut dyn FnMut(&Workspace) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let workspace = store.open(name)?;
-    let _lock = workspace.lock(LockMode::Exclusive)?;
-    check_no_commit(&workspace)?;
+    let (workspace, _lock) = store.open_locked(name, LockMode::Exclusive)?;
+    workspace.check_no_commit()?;
     let was_mounted = view::unmount_whole(&workspace)?;
     let done = act(&workspace);
     mount_again(&workspace, store, was_mounted)?;
@@ -107,7 +104,8 @@ pub(super) fn with_changes(
 }
 
 pub(super) fn mount_again(workspace: &Workspace, store: &Store, was_mounted: bool) -> Result<(), Failure> {
-    if was_mounted { view::mount(workspace, store) } else { Ok(()) }
+    // With half a commit in the base, the view stays away: what is written to it would be lost.
+    if was_mounted && !workspace.journal().exists() { view::mount(workspace, store) } else { Ok(()) }
 }
 
 fn create(store: &Store, order: &CreateOrder) -> Result<(), Failure> {
@@ -184,15 +182,15 @@ fn find_base(store: &Store, from: &OsString) -> Result<(PathBuf, PathBuf), Failu
         Some(Ok(workspace)) => Some(workspace),
         _ => None,
     };
-    let Some(workspace) = workspace else {
+    let Some(Workspace { name, .. }) = workspace else {
         let directory = opening::directory(Path::new(from), "base", "a workspace shows a directory that is there")?;
         return Ok((directory.clone(), directory));
     };
     if Path::new(from).is_dir() {
-        return Err(Failure::usage(format!("{} is a workspace and a directory", workspace.name))
-            .next(format!("write ./{} for the directory", workspace.name)));
+        return Err(Failure::usage(format!("{name} is a workspace and a directory"))
+            .next(format!("write ./{name} for the directory")));
     }
-    let _lock = workspace.lock(LockMode::Shared)?;
+    let (workspace, _lock) = store.open_locked(&name, LockMode::Shared)?;
     view::make_sure(&workspace, store)?;
     Ok((workspace.mountpoint(), workspace.settings.over.0))
 }
@@ -217,27 +215,20 @@ fn within(settings: &WorkspaceSettings, named: &Path) -> Result<PathBuf, Failure
 }
 
 fn discard(store: &Store, name: &str) -> Result<(), Failure> {
-    let workspace = store.open(name)?;
-    let _lock = workspace.lock(LockMode::Exclusive)?;
-    check_no_commit(&workspace)?;
-    let settings = &workspace.settings;
-    if settings.size.is_some() || settings.files.is_some() || settings.clone.is_some() {
-        // Its accounts are written at the end of the mount; a snapshot of a pool is used until then.
-        view::unmount_whole(&workspace)?;
-    } else {
-        view::unmount(&workspace)?;
-    }
+    let (workspace, _lock) = store.open_locked(name, LockMode::Exclusive)?;
+    workspace.check_no_commit()?;
+    // Nobody can change its directories while they are removed, also from another mount namespace.
+    view::unmount_whole(&workspace)?;
     store.remove(&workspace)?;
     of_pool::release(&workspace.settings)
 }
 
 fn run_command(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
-    let workspace = store.open(&order.name)?;
     if order.discard {
         return run_and_discard(store, order);
     }
-    let lock = workspace.lock(LockMode::Shared)?;
-    check_no_commit(&workspace)?;
+    let (workspace, lock) = store.open_locked(&order.name, LockMode::Shared)?;
+    workspace.check_no_commit()?;
     view::make_sure(&workspace, store)?;
     inside::enter(&workspace, order.as_root)?;
     // The lock is held until the last process of the command has ended.

@@ -12,17 +12,21 @@ use crate::{
 use nacre_union::base_log::HiddenEntry;
 use rustix::{
     fs::{
-        AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, StatxFlags, Uid, chmod, chownat, flock,
-        open, renameat_with, statx,
+        AtFlags, CWD, Dir, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags, Uid,
+        chmod, chownat, flock, open, openat, openat2, renameat_with, statx,
     },
     io::Errno,
 };
 use std::{
+    ffi::OsStr,
     fs::{self, DirBuilder, OpenOptions},
     io::{self, Write},
     os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, OpenOptionsExt},
+        fd::{AsFd, OwnedFd},
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, OpenOptionsExt},
+        },
     },
     path::{Path, PathBuf},
     process,
@@ -132,6 +136,17 @@ impl Store {
         }
         let settings = WorkspaceSettings::read(&directory)?;
         Ok(Workspace { name: name.to_owned(), directory, settings })
+    }
+
+    /// Opens a workspace and locks it. Its settings are those of the locked one: another may have got its name before.
+    ///
+    /// # Errors
+    /// As [`Store::open`] and [`Workspace::lock`].
+    pub fn open_locked(&self, name: &str, mode: LockMode) -> Result<(Workspace, WorkspaceLock), Failure> {
+        let mut workspace = self.open(name)?;
+        let lock = workspace.lock(mode)?;
+        workspace.settings = WorkspaceSettings::read(&workspace.directory)?;
+        Ok((workspace, lock))
     }
 
     /// Makes the state directory of a workspace, with an exclusive lock on it.
@@ -308,14 +323,23 @@ pub(super) fn remove_tree(tree: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Makes the directories of a tree writable, without following links or leaving its file system.
 fn make_writable(tree: &Path) {
-    let mut waiting = vec![tree.to_owned()];
-    while let Some(directory) = waiting.pop() {
-        // What stays unwritable is reported when it cannot be removed.
-        let _ = chmod(&directory, Mode::RWXU);
-        let below = fs::read_dir(&directory).into_iter().flatten().flatten();
-        waiting
-            .extend(below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let Ok(top) = open(tree, flags, Mode::empty()) else { return };
+    let mut waiting = vec![PathBuf::from(".")];
+    while let Some(path) = waiting.pop() {
+        // What stays unwritable, or is no directory, is reported when it cannot be removed.
+        let Ok(handle) = openat2(&top, &path, flags, Mode::empty(), within) else { continue };
+        let _ = nacre_sys::inode::change_mode(handle.as_fd(), 0o700);
+        let listed = openat(&handle, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let Ok(entries) = listed.and_then(Dir::new) else { continue };
+        for entry in entries.flatten().filter(|entry| !matches!(entry.file_name().to_bytes(), b"." | b"..")) {
+            if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
+                waiting.push(path.join(OsStr::from_bytes(entry.file_name().to_bytes())));
+            }
+        }
     }
 }
 
@@ -350,6 +374,20 @@ impl Workspace {
                 .exit(Exit::NotFound));
         }
         Ok(lock)
+    }
+
+    /// Refuses what needs a base without half a commit in it, and a view that shows half a commit.
+    ///
+    /// # Errors
+    /// A commit was interrupted.
+    pub fn check_no_commit(&self) -> Result<(), Failure> {
+        if !self.journal().exists() {
+            return Ok(());
+        }
+        let name = &self.name;
+        Err(Failure::new(format!("a commit of the workspace {name} was interrupted")).exit(Exit::Busy).next(format!(
+            "`nacre workspace commit {name}` continues it, `nacre workspace commit --undo {name}` takes it back"
+        )))
     }
 
     /// The directory with the changes.
@@ -392,6 +430,9 @@ mod tests {
         first.lock(LockMode::Shared).unwrap();
         assert_eq!(first.lock(LockMode::Exclusive).unwrap_err().exit, Exit::Busy);
         drop(shared);
+        fs::create_dir(first.journal()).unwrap();
+        assert_eq!(super::super::view::mount(&first, &store).unwrap_err().exit, Exit::Busy);
+        fs::remove_dir(first.journal()).unwrap();
         let second = store.rename(first, "b").unwrap();
         assert_eq!(store.open("a").unwrap_err().exit, Exit::NotFound);
         let locked = second.changes().join("upper/locked");

@@ -116,6 +116,8 @@ fn plan(workspace: &Workspace, store: &Store) -> MountPlan {
 /// # Errors
 /// The reason why it cannot be mounted.
 pub fn mount(workspace: &Workspace, store: &Store) -> Result<(), Failure> {
+    // What is written to a view now would be removed with what the commit has taken from it.
+    workspace.check_no_commit()?;
     let plan = plan(workspace, store);
     let reason = "a workspace";
     if workspace.settings.survive {
@@ -201,6 +203,7 @@ pub fn processes(mounted: &[&MountEntry]) -> Option<HashMap<(u32, u32), usize>> 
 /// # Errors
 /// As [`mount`].
 pub fn make_sure(workspace: &Workspace, store: &Store) -> Result<(), Failure> {
+    workspace.check_no_commit()?;
     match state(workspace, &mountinfo::read()?) {
         ViewState::Mounted => Ok(()),
         ViewState::Unmounted | ViewState::Dead => mount(workspace, store),
@@ -212,7 +215,7 @@ pub fn make_sure(workspace: &Workspace, store: &Store) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Processes use it.
-pub fn unmount(workspace: &Workspace) -> Result<bool, Failure> {
+fn unmount(workspace: &Workspace) -> Result<bool, Failure> {
     let Some(identity) = entry(workspace, &mountinfo::read()?).map(MountEntry::identity) else { return Ok(false) };
     let text = path_text(&workspace.mountpoint());
     fusewire::unmount(identity, false).map_err(|error| unmount::refused(&text, &error))?;
