@@ -82,11 +82,31 @@ pub fn stack(workspace: &Workspace, store: &Store) -> StackSpec {
     StackSpec { layers }
 }
 
+/// File systems whose files are the kernel's own: no user can have brought a set-user-id program or a device into one.
+const OF_THE_KERNEL: [&str; 20] = [
+    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+    "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "securityfs", "sysfs", "tmpfs", "tracefs",
+];
+
+/// Whether none of the bases, and nothing mounted below them, is mounted with an option that a view must not lift. Of the
+/// mounts below, those of the kernel's own file systems do not count, and `noexec` does not.
+fn allows(table: &[MountEntry], bases: &[&Path], option: &str) -> bool {
+    let forbids = |entry: &MountEntry| entry.options.iter().any(|word| word == option);
+    bases.iter().all(|base| {
+        let above = table.iter().filter(|entry| base.starts_with(&entry.mountpoint));
+        let own = above.max_by_key(|entry| entry.mountpoint.components().count());
+        let below = table.iter().filter(|entry| entry.mountpoint.starts_with(base) && entry.mountpoint != *base);
+        let mut brought = below.filter(|entry| option != "noexec" && !OF_THE_KERNEL.contains(&entry.kind.as_str()));
+        own.is_some_and(|own| !forbids(own)) && !brought.any(forbids)
+    })
+}
+
 /// The plan of a view's mount.
-fn plan(workspace: &Workspace, store: &Store) -> MountPlan {
-    // What root's programs find in the base (set-user-id programs, devices) works in the view as well: both can be
-    // reached by the same users.
+fn plan(workspace: &Workspace, store: &Store, table: &[MountEntry]) -> MountPlan {
+    // What root's programs find in the base (set-user-id programs, devices) works in the view as well if it works in the
+    // base: both can be reached by the same users.
     let is_root = geteuid().is_root();
+    let bases = workspace.settings.directories();
     MountPlan {
         program: "nacre".to_owned(),
         stack: StackSource::Spec(stack(workspace, store)),
@@ -94,8 +114,9 @@ fn plan(workspace: &Workspace, store: &Store) -> MountPlan {
         prefix: UNION_PREFIX,
         door: Door {
             allow_other: is_root && fuse_conf::can_show_others(),
-            suid: is_root,
-            dev: is_root,
+            suid: is_root && allows(table, &bases, "nosuid"),
+            dev: is_root && allows(table, &bases, "nodev"),
+            exec: allows(table, &bases, "noexec"),
             fsname: Some(source(workspace)),
             survive: workspace.settings.survive,
             ..Door::default()
@@ -118,7 +139,7 @@ fn plan(workspace: &Workspace, store: &Store) -> MountPlan {
 pub fn mount(workspace: &Workspace, store: &Store) -> Result<(), Failure> {
     // What is written to a view now would be removed with what the commit has taken from it.
     workspace.check_no_commit()?;
-    let plan = plan(workspace, store);
+    let plan = plan(workspace, store, &mountinfo::read()?);
     let reason = "a workspace";
     if workspace.settings.survive {
         return served(mount_alone(&plan, reason)?);
@@ -136,9 +157,8 @@ fn mount_alone(plan: &MountPlan, reason: &str) -> Result<ExitCode, Failure> {
     let StackSource::Spec(spec) = &plan.stack else { return Err(Failure::new("a view has no file of layers")) };
     let mut arguments = vec![OsString::from("mount"), OsString::from(spec.to_line()), plan.mountpoint.clone().into()];
     let mut words = vec![format!("fsname={}", plan.door.fsname.clone().unwrap_or_default())];
-    if plan.door.suid {
-        words.push("suid,dev".to_owned());
-    }
+    let given = [(plan.door.suid, "suid"), (plan.door.dev, "dev"), (!plan.door.exec, "noexec")];
+    words.extend(given.iter().filter(|(is_given, _)| *is_given).map(|(_, word)| (*word).to_owned()));
     arguments.extend([OsString::from("-o"), OsString::from(words.join(","))]);
     if !plan.door.allow_other {
         arguments.push(OsString::from("--no-allow-other"));
@@ -266,4 +286,25 @@ pub fn prepare_mountpoint(named: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::io("cannot make the mount point", path_text(named), &error));
     }
     opening::target(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_lifts_no_option_of_its_bases_mounts() {
+        let table = mountinfo::parse(
+            b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /proc rw,nosuid,nodev,noexec - proc proc rw\n\
+              3 1 8:2 / /mnt/stick rw,nosuid,nodev,noexec - vfat /dev/b rw\n4 1 8:3 / /srv rw,noexec - ext4 /dev/c rw\n",
+        );
+        let allowed = |base: &str| ["nosuid", "nodev", "noexec"].map(|option| allows(&table, &[Path::new(base)], option));
+        assert_eq!(allowed("/etc"), [true; 3]);
+        assert_eq!(allowed("/mnt/stick/d"), [false; 3]);
+        assert_eq!(allowed("/mnt/sticky"), [true; 3]);
+        assert_eq!(allowed("/proc"), [false; 3]);
+        assert_eq!(allowed("/srv/d"), [true, true, false]);
+        assert_eq!(allowed("/"), [false, false, true]);
+        assert!(!allows(&table, &[Path::new("/etc"), Path::new("/mnt/stick")], "nosuid"));
+    }
 }
