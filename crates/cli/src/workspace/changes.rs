@@ -19,6 +19,7 @@ use nacre_workspace::{
     Aspects, Base, Change, ChangeKind, CommitOptions, CommitPlan, Committed, Conflict, Danger, Entry, Journal,
     Resolution, Selection, Upper, WorkspaceError,
 };
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use serde::Serialize;
 use std::{
     fs::{self, File},
@@ -47,7 +48,18 @@ fn opened(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
 }
 
 fn opened_for_commit(workspace: &Workspace) -> Result<(Base, Upper), Failure> {
-    let base = Base::open(&of_pool::targets(&workspace.settings)).map_err(failed)?;
+    let targets = of_pool::targets(&workspace.settings);
+    for target in &targets {
+        // The path has no links at the creation: one that leads elsewhere has been put there since.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let found = openat2(CWD, *target, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+        found.map_err(|error| {
+            Failure::io("cannot commit to", path_text(target), &error.into())
+                .next("the path must lead to the directory without symbolic links, as at the creation")
+        })?;
+    }
+    // The plan compares the directory that is open then with that of the creation.
+    let base = Base::open(&targets).map_err(failed)?;
     Ok((base, Upper::open(&workspace.changes()).map_err(failed)?))
 }
 
@@ -346,6 +358,9 @@ fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper
     if !dangers.is_empty() && !order.force {
         return Ok(Outcome::ToConfirm(dangers));
     }
+    // The commit works with both: of the mount point, its directory may be gone.
+    let own = [workspace.directory.clone(), workspace.mountpoint()];
+    plan.protect(&own.into_iter().filter(|path| path.exists()).collect::<Vec<_>>());
     let committed = plan.run(&workspace.journal()).map_err(failed)?;
     if selection.paths.is_empty() {
         begin_anew(workspace)?;
