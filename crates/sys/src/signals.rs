@@ -39,6 +39,9 @@ const KNOWN: [(libc::c_int, Signal); 4] = [
 #[derive(Debug)]
 pub struct Signals(File);
 
+/// The code of a signal that the kernel sent by itself (sigaction(2)).
+const SI_KERNEL: i32 = 0x80;
+
 impl Signals {
     /// Blocks the signals in the calling thread and opens the descriptor that they arrive on.
     ///
@@ -73,6 +76,15 @@ impl Signals {
     /// # Errors
     /// As `read(2)`.
     pub fn next_and_sender(&self) -> io::Result<(Signal, u32)> {
+        self.next_and_origin().map(|(signal, sender, _)| (signal, sender))
+    }
+
+    /// Waits for the next signal; also returns the process that sent it, and whether the kernel did so by itself, as for
+    /// the keys of a terminal. A sender in another process namespace is 0 as well.
+    ///
+    /// # Errors
+    /// As `read(2)`.
+    pub fn next_and_origin(&self) -> io::Result<(Signal, u32, bool)> {
         loop {
             let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
             (&self.0).read_exact(&mut record)?;
@@ -82,7 +94,8 @@ impl Signals {
             let sender =
                 record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
             if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
-                return Ok((*signal, sender));
+                let code = record.get(8..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |code| i32::from_ne_bytes(*code));
+                return Ok((*signal, sender, code == SI_KERNEL));
             }
         }
     }

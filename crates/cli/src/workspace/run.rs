@@ -25,7 +25,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::{
     ffi::OsString,
     fs,
-    io::{self, IsTerminal},
+    io::{self, IsTerminal, Write},
+    os::fd::AsRawFd,
     os::unix::{
         ffi::OsStrExt,
         process::{CommandExt, ExitStatusExt},
@@ -34,6 +35,9 @@ use std::{
     process::{Command, ExitCode},
     thread,
 };
+
+/// Environment variable with the path of the file that gets a byte before the command of a `run --discard` starts.
+const STARTS: &str = "NACRE_WORKSPACE_STARTS";
 
 /// Carries out a verb; returns its exit code.
 ///
@@ -227,6 +231,10 @@ fn run_command(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
     if order.discard {
         return run_and_discard(store, order);
     }
+    // Opened here: from the command's namespaces, the other process cannot be reached.
+    let unopened = |error: io::Error| Failure::io("cannot open", "the file of `run --discard`", &error);
+    let starts = std::env::var_os(STARTS).map(|path| fs::OpenOptions::new().write(true).open(path));
+    let mut starts = starts.transpose().map_err(unopened)?;
     let (workspace, lock) = store.open_locked(&order.name, LockMode::Shared)?;
     workspace.check_no_commit()?;
     view::make_sure(&workspace, store)?;
@@ -238,8 +246,14 @@ fn run_command(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
         Some((program, arguments)) => (program.clone(), arguments.to_vec()),
         None => (std::env::var_os("SHELL").unwrap_or_else(|| OsString::from("/bin/sh")), Vec::new()),
     };
-    let error = Command::new(&program).args(arguments).exec();
+    if let Some(starts) = &mut starts {
+        starts.write_all(b"1").map_err(unopened)?;
+    }
+    let error = Command::new(&program).args(arguments).env_remove(STARTS).exec();
     drop(lock);
+    if let Some(starts) = &starts {
+        starts.set_len(0).map_err(unopened)?;
+    }
     let failure = Failure::io("cannot run", path_text(Path::new(&program)), &error);
     // As shells do.
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
@@ -247,12 +261,15 @@ fn run_command(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// Has another process of this program run the command, waits for it, and discards the workspace.
+/// Has another process of this program run the command, waits for it, and discards the workspace if the command ran.
 fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
     let failed = |error: io::Error| Failure::io("cannot run", "the command", &error);
     let signals = Signals::block().map_err(failed)?;
+    let starts = rustix::fs::memfd_create("starts", rustix::fs::MemfdFlags::CLOEXEC);
+    let starts = fs::File::from(starts.map_err(|error| failed(error.into()))?);
     let mut command = Command::new("/proc/self/exe");
     command.arg0("nacre").args(["workspace", "run"]);
+    command.env(STARTS, format!("/proc/{}/fd/{}", std::process::id(), starts.as_raw_fd()));
     if order.as_root {
         command.arg("--root");
     }
@@ -262,7 +279,7 @@ fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure>
     // Ends with this process.
     thread::Builder::new()
         .spawn(move || {
-            while let Ok((signal, sender)) = signals.next_and_sender() {
+            while let Ok((signal, _, of_kernel)) = signals.next_and_origin() {
                 let signal = match signal {
                     signals::Signal::Hangup => Signal::HUP,
                     signals::Signal::Interrupt => Signal::INT,
@@ -270,7 +287,7 @@ fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure>
                     signals::Signal::User1 => Signal::USR1,
                 };
                 // A signal of the terminal has reached the command as well.
-                if sender != 0
+                if !of_kernel
                     && let Some(pid) = pid
                 {
                     // The command may have ended.
@@ -280,8 +297,16 @@ fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure>
         })
         .map_err(failed)?;
     let status = child.wait().map_err(failed)?;
-    discard(store, &order.name)?;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    if starts.metadata().map_err(failed)?.len() == 0 {
+        Failure::new(format!("the command did not start: the workspace {} is not discarded", order.name)).report("nacre");
+    } else if let Err(failure) = discard(store, &order.name) {
+        if code == 0 {
+            return Err(failure);
+        }
+        // The exit code stays that of the command.
+        failure.report("nacre");
+    }
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 

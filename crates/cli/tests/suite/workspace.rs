@@ -148,6 +148,8 @@ fn over_the_directory(desk: &Desk, options: &[&str]) {
     // A signal ends it as it would end the command alone.
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&shell("kill -TERM $$").status), Some(15));
     assert_eq!(desk.refused(&["run", "w", "--", "/missing"], 127).lines().count(), 1);
+    // A command that did not start leaves the workspace.
+    assert!(desk.refused(&["run", "--discard", "w", "--", "/missing"], 127).contains("not discarded"));
     // While one runs, the workspace cannot be discarded.
     let mut waiting = desk.command(&["run", "w", "--", "sh", "-c", "echo started; read line"]);
     let mut child = waiting.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
