@@ -94,7 +94,8 @@ impl Signals {
             let sender =
                 record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
             if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
-                let code = record.get(8..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |code| i32::from_ne_bytes(*code));
+                let code =
+                    record.get(8..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |code| i32::from_ne_bytes(*code));
                 return Ok((*signal, sender, code == SI_KERNEL));
             }
         }

@@ -287,9 +287,7 @@ fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure>
                     signals::Signal::User1 => Signal::USR1,
                 };
                 // A signal of the terminal has reached the command as well.
-                if !of_kernel
-                    && let Some(pid) = pid
-                {
+                if !of_kernel && let Some(pid) = pid {
                     // The command may have ended.
                     let _ = kill_process(pid, signal);
                 }
@@ -299,7 +297,8 @@ fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure>
     let status = child.wait().map_err(failed)?;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     if starts.metadata().map_err(failed)?.len() == 0 {
-        Failure::new(format!("the command did not start: the workspace {} is not discarded", order.name)).report("nacre");
+        Failure::new(format!("the command did not start: the workspace {} is not discarded", order.name))
+            .report("nacre");
     } else if let Err(failure) = discard(store, &order.name) {
         if code == 0 {
             return Err(failure);

@@ -84,8 +84,26 @@ pub fn stack(workspace: &Workspace, store: &Store) -> StackSpec {
 
 /// File systems whose files are the kernel's own: no user can have brought a set-user-id program or a device into one.
 const OF_THE_KERNEL: [&str; 20] = [
-    "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
-    "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "securityfs", "sysfs", "tmpfs", "tracefs",
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "nsfs",
+    "proc",
+    "pstore",
+    "securityfs",
+    "sysfs",
+    "tmpfs",
+    "tracefs",
 ];
 
 /// Whether none of the bases, and nothing mounted below them, is mounted with an option that a view must not lift. Of the
@@ -298,7 +316,8 @@ mod tests {
             b"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /proc rw,nosuid,nodev,noexec - proc proc rw\n\
               3 1 8:2 / /mnt/stick rw,nosuid,nodev,noexec - vfat /dev/b rw\n4 1 8:3 / /srv rw,noexec - ext4 /dev/c rw\n",
         );
-        let allowed = |base: &str| ["nosuid", "nodev", "noexec"].map(|option| allows(&table, &[Path::new(base)], option));
+        let allowed =
+            |base: &str| ["nosuid", "nodev", "noexec"].map(|option| allows(&table, &[Path::new(base)], option));
         assert_eq!(allowed("/etc"), [true; 3]);
         assert_eq!(allowed("/mnt/stick/d"), [false; 3]);
         assert_eq!(allowed("/mnt/sticky"), [true; 3]);
