@@ -74,6 +74,8 @@ pub(crate) struct Comparison {
     /// Entries of the base that are not in the view, by their paths in the base; of a directory, with everything in it.
     pub(crate) removed: BTreeMap<PathBuf, Meta>,
     pub(crate) scan: Scan,
+    /// A changed file of the hard-link index is that of no name in the base.
+    pub(crate) has_unplaced: bool,
 }
 
 /// Device and inode number of two files.
@@ -94,9 +96,9 @@ pub(crate) fn compare(base: &Base, upper: &Upper) -> Result<Comparison> {
     let mut items = comparer.resolve(&claims)?;
     let removed = comparer.removed(&items)?;
     comparer.find_aspects(&mut items)?;
-    comparer.find_names_of_linked(&mut items, &removed)?;
+    let has_unplaced = comparer.find_names_of_linked(&mut items, &removed)?;
     find_broken_links(&mut items);
-    Ok(Comparison { items, removed, scan: comparer.scan })
+    Ok(Comparison { items, removed, scan: comparer.scan, has_unplaced })
 }
 
 /// The path of an entry in the counterpart of its directory.
@@ -268,16 +270,21 @@ impl Comparer<'_> {
     }
 
     /// Adds the names of the base that show changed files of the hard-link index, where the upper does not have all.
+    /// Returns whether there is such a file of which no name in the base is found, nor a removed one.
     fn find_names_of_linked(
         &mut self,
         items: &mut BTreeMap<PathBuf, Item>,
         removed: &BTreeMap<PathBuf, Meta>,
-    ) -> Result<()> {
-        let mut wanted = HashMap::new();
+    ) -> Result<bool> {
+        let (mut wanted, mut unplaced) = (HashMap::new(), HashSet::new());
         for copy in self.scan.linked.values() {
             let names = || items.values().filter(|item| item.is_copy && item.upper.meta.ino == copy.meta.ino);
             let Some(base) = names().find_map(|item| item.base.as_ref()) else {
                 wanted.insert(copy.origin.ino, copy.clone());
+                let is_removed = |meta: &Meta| copy.origin.is(meta.ino, meta.generation());
+                if !removed.values().any(is_removed) {
+                    unplaced.insert(copy.meta.ino);
+                }
                 continue;
             };
             let is_same = |meta: &Meta| (meta.device, meta.ino) == (base.meta.device, base.meta.ino);
@@ -289,7 +296,7 @@ impl Comparer<'_> {
             }
         }
         if wanted.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let mut waiting = vec![(PathBuf::new(), PathBuf::new())];
         let mut found = Vec::new();
@@ -330,9 +337,10 @@ impl Comparer<'_> {
         }
         for (path, mut item) in found {
             item.aspects = self.aspects(&path, &item)?;
+            unplaced.remove(&item.upper.meta.ino);
             items.insert(path, item);
         }
-        Ok(())
+        Ok(!unplaced.is_empty())
     }
 
     /// The entries of the base that the view does not have.

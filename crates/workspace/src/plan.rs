@@ -69,6 +69,14 @@ impl CommitPlan {
     pub fn new(base: &Base, upper: &Upper, changes: Vec<Change>, options: CommitOptions) -> Result<CommitPlan> {
         check_top(base, upper)?;
         let comparison = compare::compare(base, upper)?;
+        if comparison.has_unplaced {
+            return Err(fact(
+                &base.only()?.shown,
+                "has no name of a file with several names that was changed in the workspace: others have removed it, or its \
+                 file system shows inode numbers that cannot be compared; nothing is committed; `nacre workspace diff \
+                 --patch` or `nacre workspace export` keep the changes",
+            ));
+        }
         let (mut items, mut removed) = (BTreeSet::new(), BTreeSet::new());
         for change in changes {
             let path = path_of(&change.path);

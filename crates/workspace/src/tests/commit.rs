@@ -771,3 +771,26 @@ fn a_staging_directory_that_the_owner_of_the_base_has_exchanged_is_refused() {
     assert!(error.what.contains("is not the staging directory"), "{error}");
     assert_eq!(looked_at(&stage.join("file")).2, b"of another user");
 }
+
+#[test]
+fn a_changed_file_with_several_names_that_is_not_found_in_the_base_is_refused() {
+    let workspace = Workspace::over(|base| {
+        fs::write(base.join("a"), "base").unwrap();
+        fs::hard_link(base.join("a"), base.join("b")).unwrap();
+    });
+    write(&workspace.view(), b"a", b"OURS");
+    // As where the view and the commit see other inode numbers.
+    let links = workspace.changes.join("work/links");
+    for link in names(&links) {
+        let parts: Vec<&str> = link.split('-').collect();
+        if let [label, ino, birth] = parts[..] {
+            let other = u64::from_str_radix(ino, 16).unwrap() + (1 << 50);
+            fs::rename(links.join(&link), links.join(format!("{label}-{other:x}-{birth}"))).unwrap();
+        }
+    }
+    let _ = fs::remove_file(workspace.upper_path().join("a"));
+    let (base, upper) = workspace.opened();
+    let changes = crate::changes(&base, &upper, &crate::Selection::default()).unwrap();
+    let error = crate::CommitPlan::new(&base, &upper, changes, crate::CommitOptions::default()).unwrap_err();
+    assert!(error.what.contains("inode numbers"), "{error}");
+}
