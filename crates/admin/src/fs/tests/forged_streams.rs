@@ -42,7 +42,10 @@ impl Progress for Pipe<'_> {
         if let Some((_, act)) = self.meanwhile.take_if(|(at, _)| *at <= position) {
             act();
         }
-        self.taken.read(buffer)
+        // Nothing behind that position is taken before.
+        let left = self.meanwhile.as_ref().map_or(u64::MAX, |(at, _)| at - position);
+        let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        self.taken.read(&mut buffer[..length])
     }
 }
 
