@@ -86,7 +86,7 @@ pub(super) fn receive_while(
     what: ToReceive,
     act: impl FnOnce() + Send,
 ) -> Result<(), Refusal> {
-    let heads = records.iter().take_while(|record| !matches!(record, Record::Rows(_))).count();
+    let heads = records.iter().take_while(|record| !matches!(record, Record::Rows(_) | Record::SnapshotEnd(_))).count();
     let at = encoded(&records[..heads]).len() as u64;
     let mut pipe =
         Pipe { taken: io::Cursor::new(encoded(records)), meanwhile: Some((at, Box::new(act))), ..Pipe::default() };
