@@ -20,14 +20,14 @@ use nacre_layers::size::Size;
 use serde::Serialize;
 use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
-/// What is known of a workspace.
+/// A row of `nacre workspace list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WorkspaceReport {
     /// Its name.
     pub name: String,
     /// Seconds since its creation.
     pub age: u64,
-    /// Bytes that its changes take on the disk, without those of snapshots.
+    /// Allocated size of its upper directory, bytes; snapshots of the workspace are not counted.
     pub size: u64,
     /// Files, directories and whiteouts of its changes.
     pub files: u64,

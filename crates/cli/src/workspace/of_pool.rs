@@ -1,6 +1,6 @@
 //! Workspaces over a file system of a pool: over a snapshot of it, which takes no time, however many files there are.
 //!
-//! The snapshot is shown below `.zfs` of the mounted file system; its inode numbers are those of the file system with other
+//! The snapshot is shown below `.zfs` of the mounted file system; its inode numbers equal the file system's, but for the
 //! upper bits. A commit goes into the file system itself, and is followed by a new snapshot.
 
 use crate::fs;
@@ -101,7 +101,7 @@ pub fn targets(settings: &WorkspaceSettings) -> Vec<&Path> {
     }
 }
 
-/// Gives the log of hidden entries the inode numbers of the file system in place of those of the snapshot.
+/// Replaces the snapshot's inode numbers in the log of hidden entries by the file system's.
 ///
 /// # Errors
 /// Errors of the storage.

@@ -251,7 +251,7 @@ impl MountPoint {
 /// Runs an operation on a path in a thread without descriptors ([`fusewire::apart`]).
 ///
 /// # Errors
-/// Those of `act`; ETIMEDOUT after [`ANSWERING`], while `act` may still be carried out; EBUSY where too many operations do
+/// Errors of `act`; ETIMEDOUT after [`ANSWERING`], while `act` may still be carried out; EBUSY where too many operations do
 /// not end.
 pub(super) fn apart<T: Send + 'static>(act: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
