@@ -141,7 +141,7 @@ fn what_makes_no_sense_is_told() {
         (&["/a:/b", "/m", "-o", "route=*=/c"], "/c, which is no branch"),
         (&["{host:/x", "/m"], "has to end with }"),
         (&["{host:/x}rw", "/m"], "only =ATTRIBUTES may follow"),
-        (&["{mem | cage:size=1G}=rw", "/m"], "a cage cannot lie below a union"),
+        (&["{mem | cage:size=1G}=rw", "/m"], "a cage below a union needs state=DIRECTORY"),
         (&["{remap}=rw", "/m"], "cannot be the lowest layer"),
     ] {
         let failure = refused(arguments);
