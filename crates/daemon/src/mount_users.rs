@@ -36,6 +36,16 @@ pub(crate) fn named(mount: Identity) -> String {
     looked.ok().flatten().unwrap_or_default()
 }
 
+/// Whether all users of a mount are file servers, which release a share some time after its end: NFS-Ganesha and Samba.
+pub(crate) fn are_file_servers(mount: Identity) -> bool {
+    let is_server = |user: &User| matches!(user.program.as_str(), "ganesha.nfsd" | "smbd" | "smbd-cleanupd");
+    let looked = ProcLooks::default().within(LIMIT, move || {
+        let users = users(mount);
+        !users.is_empty() && users.iter().all(is_server)
+    });
+    looked.ok().flatten().unwrap_or(false)
+}
+
 fn words(users: &[User]) -> String {
     let one = |user: &User| format!("{} (process {}) {}", user.program, user.pid, user.how);
     let mut named: Vec<String> = users.iter().take(NAMED).map(one).collect();

@@ -42,6 +42,8 @@ use crate::{control_sockets::ControlSockets, mount_users, report::path_text};
 const CLOSING: Duration = Duration::from_millis(500);
 /// Deadline for a file server to release a mount.
 const LETTING_GO: Duration = Duration::from_secs(2);
+/// Further time where nobody but file servers uses the mount.
+const LETTING_GO_UNDER_LOAD: Duration = Duration::from_secs(20);
 const ASKED_AGAIN: Duration = Duration::from_millis(20);
 /// Deadline for the end of an unused mount: the kernel ends it before umount(2) returns, but the threads of a busy
 /// machine may notice that later.
@@ -459,9 +461,18 @@ impl FuseMounts {
         if live.what.snapshot.is_some() || !self.shares.release(live.what.dataset, device) {
             return false;
         }
-        let end = Instant::now() + LETTING_GO;
-        while !live.within && live.carrier.mount.in_use().unwrap_or(false) && Instant::now() < end {
-            std::thread::sleep(ASKED_AGAIN);
+        let released = |within: Duration| {
+            let end = Instant::now() + within;
+            while !live.within && live.carrier.mount.in_use().unwrap_or(false) {
+                if Instant::now() >= end {
+                    return false;
+                }
+                std::thread::sleep(ASKED_AGAIN);
+            }
+            true
+        };
+        if !released(LETTING_GO) && live.carrier.mount.identity().is_some_and(mount_users::are_file_servers) {
+            released(LETTING_GO_UNDER_LOAD);
         }
         true
     }

@@ -65,6 +65,10 @@ impl Scene {
         let script = format!("{}\n{sync}", script.join("\n"));
         let output = finish(scene.shell(&script).env("P", name).env("X", other));
         assert!(output.status.success(), "{prepare}: {}{}", text(&output.stdout), text(&output.stderr));
+        if scene.mounts().is_empty() {
+            // The process of mounts that the preparation ended ends a moment after them.
+            eventually("the end of the serving processes", || pool || scene.note().is_empty());
+        }
         scene
     }
 
