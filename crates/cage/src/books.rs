@@ -16,7 +16,7 @@ use super::{
     writeback::Phase,
 };
 use nacre_layers::context::wait_for;
-use nacre_vfs::{Attr, Caller, Errno, FileId, Ioctl, Kind, Node, OpenFile, OpenFlags, Result};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Ioctl, Kind, Node, OpenFile, OpenFlags, Opened, Result};
 use std::{ops::Range, os::fd::BorrowedFd, sync::atomic::Ordering, time::Duration};
 
 /// Maximum number of retries of an operation after room was made or write-back was waited for.
@@ -161,7 +161,7 @@ impl CageShared {
         }
         let end = self.rule.whole(attr.size);
         let ahead = self.rule.storage == Storage::Ahead;
-        let asked = self.below.open(&Caller::ROOT, node, OpenFlags::READ).and_then(|file| match file.backing() {
+        let asked = self.open_to_ask(node).and_then(|file| match file.backing() {
             Some(file) if ahead => Ok(is_preallocated(file)?),
             Some(file) => Ok(has_tail(file, end)),
             // The layer below has no descriptor to ask. Assume preallocation or metadata, which is
@@ -172,6 +172,12 @@ impl CageShared {
             tracing::debug!(%error, id = ?attr.id, "why a file has space behind its end cannot be asked");
             false
         })
+    }
+
+    /// Opens a file to ask the file system about it. EAGAIN where a program outside has a lease on it, as others wait for
+    /// the lock under which this is called.
+    fn open_to_ask(&self, node: &Node) -> Result<Opened> {
+        self.below.open(&Caller::ROOT, node, OpenFlags(OpenFlags::READ.raw() | OpenFlags::NONBLOCK))
     }
 
     /// Updates the file's account for a running recount: to be called before a file is changed, with
@@ -222,7 +228,8 @@ impl CageShared {
         }
         let request = Ioctl { command: Ioctl::GET_EXTENDED, argument: 0, input: &[] };
         let mut extended = [0; nacre_sys::ioctls::EXTENDED_LEN];
-        let known = match self.below.ioctl(&Caller::ROOT, node, request, &mut extended) {
+        let asked = self.open_to_ask(node).and_then(|file| file.ioctl(request, &mut extended));
+        let known = match asked {
             Ok(_) => hints_at_extents(&extended),
             // A file system without the command has no such sizes.
             Err(Errno::ENOTTY | Errno::EOPNOTSUPP) => false,

@@ -202,7 +202,10 @@ impl Layer for Cage {
         }
         let inode = shared.inodes.get(shared.below.id(node)?);
         let mut round = 0;
+        // The lease of a program outside is waited for as in `open_truncated`.
+        let mut unleased = None;
         loop {
+            let never_waits = change.size.is_some() && unleased.is_none();
             let mut state = inode.lock();
             if !state.loaded {
                 let attr = shared.below.getattr(caller, node, file)?;
@@ -212,7 +215,13 @@ impl Layer for Cage {
             if limited && change.uid != Some(state.owner.uid) && shared.collects_appends(&state) {
                 return Err(Errno::EBUSY);
             }
-            match change_under(shared, caller, (node, &inode, &mut state), file, change) {
+            let change = SetAttr { never_waits, ..*change };
+            match change_under(shared, caller, (node, &inode, &mut state), file, &change) {
+                Ok(Err(Errno::EAGAIN)) if never_waits => {
+                    drop(state);
+                    unleased = Some(shared.below.open(caller, node, OpenFlags::WRITE)?);
+                    continue;
+                }
                 Ok(attr) => return attr,
                 Err((short, bytes)) => {
                     let owner = Owner { uid: change.uid.unwrap_or(state.owner.uid), ..state.owner };
@@ -589,7 +598,9 @@ fn change_under(
         shared.touch(inode, state);
     }
     let result = shared.below.setattr(caller, node, file, change);
-    if let Some(size) = change.size {
+    // With a lease, the size is as it was.
+    let is_leased = change.never_waits && matches!(result, Err(Errno::EAGAIN));
+    if let Some(size) = change.size.filter(|_| !is_leased) {
         if size < state.size {
             state.solid.end = state.solid.end.min(shared.rule.whole(size)).max(state.solid.start);
         }

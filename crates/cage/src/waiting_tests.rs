@@ -4,8 +4,8 @@
 use super::{Cage, CageOptions, Storage, inodes::Inode, ledger::Limits};
 use nacre_layers::{context::Context, mem::Mem};
 use nacre_vfs::{
-    AnyOpen, Attr, Caller, Created, Errno, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, Result,
-    SetAttr, WriteOrigin,
+    AnyOpen, Attr, Caller, Created, Errno, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags,
+    Result, SetAttr, WriteOrigin,
 };
 use std::{
     any::Any,
@@ -34,15 +34,31 @@ const EXTENT: u64 = 1 << 20;
 struct BelowFile {
     below: Opened,
     cage: Weak<Cage>,
+    has_extent_size: bool,
 }
 
 impl Below {
+    /// Waits for the lease of a program outside, which is released then.
+    fn break_lease(&self, node: &Node, never_waits: bool) -> Result<()> {
+        if !self.is_leased.load(SeqCst) {
+            return Ok(());
+        }
+        if never_waits {
+            return Err(Errno::EAGAIN);
+        }
+        let cage = self.cage().upgrade().unwrap();
+        self.waited_locked.store(inode(&cage, node).is_locked(), SeqCst);
+        self.is_leased.store(false, SeqCst);
+        Ok(())
+    }
+
     fn cage(&self) -> Weak<Cage> {
         self.cage.get().cloned().unwrap_or_default()
     }
 
     fn wrap(&self, file: Opened) -> Opened {
-        Arc::new(BelowFile { below: file, cage: self.cage() })
+        let has_extent_size = self.has_extent_size.load(SeqCst);
+        Arc::new(BelowFile { below: file, cage: self.cage(), has_extent_size })
     }
 }
 
@@ -52,14 +68,7 @@ impl Layer for Below {
     }
 
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
-        if flags.writes() && self.is_leased.load(SeqCst) {
-            if !flags.waits() {
-                return Err(Errno::EAGAIN);
-            }
-            let cage = self.cage().upgrade().unwrap();
-            self.waited_locked.store(inode(&cage, node).is_locked(), SeqCst);
-            self.is_leased.store(false, SeqCst);
-        }
+        self.break_lease(node, !flags.waits())?;
         self.below.open(caller, node, flags).map(|file| self.wrap(file))
     }
 
@@ -69,16 +78,14 @@ impl Layer for Below {
         Ok(if is_extended { Attr { blocks: (attr.blocks * 512).next_multiple_of(EXTENT) / 512, ..attr } } else { attr })
     }
 
-    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        if request.command != Ioctl::GET_EXTENDED || !self.has_extent_size.load(SeqCst) {
-            return self.below.ioctl(caller, node, request, output);
+    fn setattr(&self, caller: &Caller, node: &Node, file: AnyOpen<'_>, change: &SetAttr) -> Result<Attr> {
+        if change.size.is_some() && file.is_none() {
+            self.break_lease(node, change.never_waits)?;
         }
-        // `FS_XFLAG_EXTSIZE`.
-        output[..4].copy_from_slice(&0x800_u32.to_ne_bytes());
-        Ok((0, output.len()))
+        self.below.setattr(caller, node, file, change)
     }
 
-    nacre_vfs::forward_layer! { root lookup id path adopt hold tmpfile access setattr readlink mkdir mknod symlink link unlink rmdir rename readdir fsyncdir statfs syncfs getxattr listxattr setxattr removexattr coherence watch describe capabilities }
+    nacre_vfs::forward_layer! { root lookup id path adopt hold tmpfile access readlink mkdir mknod symlink link unlink rmdir rename readdir fsyncdir statfs syncfs getxattr listxattr setxattr removexattr ioctl coherence watch describe capabilities }
 }
 
 impl OpenFile for BelowFile {
@@ -92,11 +99,19 @@ impl OpenFile for BelowFile {
         }
         written
     }
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        if request.command != Ioctl::GET_EXTENDED || !self.has_extent_size {
+            return self.below.ioctl(request, output);
+        }
+        // `FS_XFLAG_EXTSIZE`.
+        output[..4].copy_from_slice(&0x800_u32.to_ne_bytes());
+        Ok((0, output.len()))
+    }
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    nacre_vfs::forward_file! { inner read append flush fsync allocate seek copy_to test_lock set_lock flock ioctl is_on_inner_mount writeback_lease }
+    nacre_vfs::forward_file! { inner read append flush fsync allocate seek copy_to test_lock set_lock flock is_on_inner_mount writeback_lease }
 }
 
 fn inode(cage: &Cage, node: &Node) -> Arc<Inode> {
@@ -142,6 +157,38 @@ fn a_lease_is_waited_for_without_the_lock_of_the_file() {
     assert!(!below.is_leased.load(SeqCst) && !below.waited_locked.load(SeqCst));
     assert_eq!(cage.getattr(&Caller::ROOT, &node, Some(&*opened)).unwrap().size, 0);
     assert_eq!(cage.report().used, 0);
+}
+
+#[test]
+fn a_change_of_the_length_waits_for_a_lease_without_the_lock_of_the_file() {
+    let (below, cage) = caged(Storage::Lagging);
+    let (node, file) = create(&cage);
+    file.write(&[1; 8192], 0, WriteOrigin::Caller).unwrap();
+    below.is_leased.store(true, SeqCst);
+    let size = SetAttr { size: Some(4096), ..SetAttr::default() };
+    assert_eq!(cage.setattr(&Caller::ROOT, &node, None, &size).unwrap().size, 4096);
+    assert!(!below.is_leased.load(SeqCst) && !below.waited_locked.load(SeqCst));
+    assert_eq!(cage.report().used, 4096);
+}
+
+#[test]
+fn a_question_about_the_storage_waits_for_no_lease() {
+    let (below, cage) = caged(Storage::Ahead);
+    let (node, file) = create(&cage);
+    let size = SetAttr { size: Some(100 * EXTENT), ..SetAttr::default() };
+    cage.setattr(&Caller::ROOT, &node, Some(&*file), &size).unwrap();
+    below.has_extent_size.store(true, SeqCst);
+    below.is_leased.store(true, SeqCst);
+    file.write(b"x", 3 * EXTENT, WriteOrigin::Caller).unwrap();
+    assert!(below.is_leased.load(SeqCst) && !below.waited_locked.load(SeqCst));
+    // Without an answer, what the storage shows is charged.
+    assert_eq!(cage.report().used, EXTENT);
+    // An account that is read anew: a file with blocks beyond its end.
+    inode(&cage, &node).stale.store(true, SeqCst);
+    let root = cage.root().unwrap().node;
+    let [old, new] = [b"file", b"else"].map(|name| Name::new(name).unwrap());
+    cage.rename(&Caller::ROOT, &root, old, &root, new, RenameFlags(0)).unwrap();
+    assert!(below.is_leased.load(SeqCst));
 }
 
 #[test]

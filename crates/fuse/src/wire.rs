@@ -137,6 +137,7 @@ pub(crate) fn change(request: &abi::SetattrIn) -> SetAttr {
         // not keep them, and in chown(2) without ids.
         kill_privileges: asked(fattr::KILL_SUIDGID) || !asked(ATTRIBUTES),
         outside_group: false,
+        never_waits: false,
     }
 }
 

@@ -188,6 +188,9 @@ pub struct SetAttr {
     /// With `kill_privileges`: set-group-id is also dropped from a file that its group may not execute, because the
     /// caller is outside of the file's group (Linux 6.2 and later, `setattr_should_drop_sgid` in fs/attr.c).
     pub outside_group: bool,
+    /// With `size`: EAGAIN instead of waiting for a lease that a program outside has on the file (`F_SETLEASE`). The holder
+    /// is asked to release it.
+    pub never_waits: bool,
 }
 
 impl SetAttr {

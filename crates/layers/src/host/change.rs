@@ -3,7 +3,14 @@
 //! Order: owner, mode, size, times; each step clears the bits that the native call would clear.
 //! Set-id bits survive a truncation only where the kernel did not ask to drop them.
 
-use super::{HostShared, errno, file::HostFile, node::HostNode, stat};
+use super::{
+    HostShared,
+    descriptor::{cut, reopen},
+    errno,
+    file::HostFile,
+    node::HostNode,
+    stat,
+};
 use nacre_sys::{credentials, inode, xattrat};
 use nacre_vfs::{Attr, ChangeTime, Errno, Kind, Result, SetAttr, SetTime};
 use rustix::fs::{AtFlags, Gid, OFlags, Timespec, Timestamps, Uid};
@@ -48,7 +55,7 @@ impl HostShared {
         }
         // A block device that is shown as a file has no length to change.
         if let Some(size) = change.size.filter(|_| node.kind() == Kind::File) {
-            self.truncate(node, target, file, size)?;
+            self.truncate(node, (target, file), size, change.never_waits)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = Timestamps { last_access: timespec(change.atime), last_modification: timespec(change.mtime) };
@@ -65,20 +72,30 @@ impl HostShared {
         }
     }
 
-    fn truncate(&self, node: &Arc<HostNode>, target: BorrowedFd<'_>, file: Option<&HostFile>, size: u64) -> Result<()> {
+    fn truncate(
+        &self,
+        node: &Arc<HostNode>,
+        (target, file): (BorrowedFd<'_>, Option<&HostFile>),
+        size: u64,
+        never_waits: bool,
+    ) -> Result<()> {
         let opened;
         let writable = match file.filter(|file| file.writes()) {
             Some(file) => file.fd(),
             None => {
-                opened = match self.open_checked(node, OFlags::WRONLY) {
-                    // A lease may be held, also on a file without a name.
-                    Err(Errno::ESTALE | Errno::EAGAIN) => self.open_leased(target, OFlags::WRONLY)?,
+                // A file without a name can have a lease as well.
+                let unless_leased = match self.open_checked(node, OFlags::WRONLY) {
+                    Err(Errno::ESTALE) => reopen(target, OFlags::WRONLY | OFlags::NONBLOCK),
+                    other => other,
+                };
+                opened = match unless_leased {
+                    Err(Errno::EAGAIN) if !never_waits => self.open_leased(target, OFlags::WRONLY)?,
                     other => other?,
                 };
                 opened.as_fd()
             }
         };
-        super::descriptor::cut(writable, size)
+        cut(writable, size)
     }
 }
 
