@@ -15,6 +15,7 @@ pub mod left;
 mod mount_point;
 mod mounts;
 mod name_lock;
+mod place_operations;
 pub mod process;
 pub mod rewind;
 pub mod runtime_files;

@@ -6,9 +6,9 @@
 //! mount. Invariants: before a dataset is removed, the kernel has forgotten its inodes, so that none of their node
 //! ids is reused for something else; operations by path are done by threads without descriptors ([`apart`]).
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
-use fusewire::{FusermountRefusal, apart};
+use fusewire::FusermountRefusal;
 use nacre_admin::{Kind, MountOptions, Refusal};
 use nacre_fuse::{FuseOptions, Mount, MountError, Survival};
 use nacre_pool::engine::Changes;
@@ -17,11 +17,14 @@ use nacre_poolfs::{
     dataset_tree::{DatasetTree, Rules},
 };
 use nacre_vfs::{Errno, FileId, Layer};
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
 
 use crate::fuse_conf;
 
-use super::{mount_point::MountPoint, mount_point::kind};
+use super::{
+    mount_point::{MountPoint, kind},
+    place_operations::apart,
+};
 
 /// Deadline for the kernel to accept an invalidation of a name: the kernel waits for the lock of its directory.
 const TOLD: Duration = Duration::from_secs(5);
@@ -117,14 +120,18 @@ impl Carrier {
         family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| refused(options, error))?;
         self.told();
         // Users may have renamed the directory meanwhile: then the path in the list of mounts would be wrong.
-        let seen =
-            apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).map(|stat| stat.stx_ino).ok();
+        let seen = examine(at).map(|stat| stat.stx_ino);
         // The inode number of the directory itself is accepted, too: the kernel may not have looked the name up
         // again yet.
-        if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
+        let is_there = |ino: &u64| *ino == on || family.root_of(layer.number()).is_some_and(|root| root.ino == *ino);
+        if !seen.as_ref().is_ok_and(is_there) {
             family.take_out(layer.number());
             self.told();
-            let what = format!("cannot mount '{}': the mountpoint was moved meanwhile", options.source);
+            let why = match seen.err().map(Errno::from) {
+                Some(Errno::ETIMEDOUT | Errno::EBUSY) => "the path of the mountpoint does not answer",
+                _ => "the mountpoint was moved meanwhile",
+            };
+            let what = format!("cannot mount '{}': {why}", options.source);
             return Err(Refusal::new(Kind::Busy, what).next("mount it again"));
         }
         Ok(())
@@ -144,7 +151,7 @@ impl Carrier {
             if !free {
                 // The kernel has dropped the dentry, also for processes with their working directory below it:
                 // looks it up again.
-                drop(apart(|| fs::metadata(at)));
+                drop(examine(at));
                 return false;
             }
         }
@@ -222,10 +229,16 @@ impl Carrier {
     }
 }
 
+/// Returns inode and device number of a mount point.
+fn examine(at: &Path) -> io::Result<Statx> {
+    let path = at.to_owned();
+    apart(at, move || Ok(rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::INO)?))
+}
+
 /// Returns the shared mount that contains a directory and can show more datasets, with the directory's inode
 /// number.
 pub(super) fn at<'a>(at: &Path, mut all: impl Iterator<Item = &'a Arc<Carrier>>) -> Option<(Arc<Carrier>, u64)> {
-    let stat = apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).ok()?;
+    let stat = examine(at).ok()?;
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let found = all.find(|carrier| carrier.family.is_some() && carrier.mount.device_number() == Some(device))?;
     Some((Arc::clone(found), stat.stx_ino))

@@ -4,8 +4,8 @@
 //! to, and the datasets that root mounts may contain users' files: a user who controls the path could present
 //! his own files as anybody's. Invariant for root: no symbolic link is followed that somebody else could have made,
 //! neither when the mount point is found, nor when the dataset is mounted, nor when the directory is removed. The
-//! path may lead through other mounts of the pool, so it is walked by threads without descriptors ([`apart`]), and through
-//! file systems that do not answer: nobody waits longer than [`ANSWERING`]. A pool that root does not trust may have root's own files, and may be changed while it is mounted: below its
+//! path may lead through other mounts of the pool, so it is walked by threads without descriptors, and through
+//! file systems that do not answer: the time is limited ([`apart`]). A pool that root does not trust may have root's own files, and may be changed while it is mounted: below its
 //! directory no symbolic link is followed at all, and outside of it only a mount point is used that a command has
 //! named.
 
@@ -29,21 +29,11 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Component, Path, PathBuf},
-    sync::{
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
-    thread,
-    time::Duration,
 };
 
+use super::place_operations::apart;
 use crate::{failure::reason, report::path_text};
 
-/// Maximum time for an operation on the path of a mount point: a file system on it may not answer (NFS, a user's own
-/// FUSE).
-const ANSWERING: Duration = Duration::from_secs(20);
-/// Maximum number of operations in progress, of which all may be stuck.
-const OPERATIONS_MOST: usize = 16;
 /// Maximum number of links that are followed on a path, as in the kernel (path_resolution(7)).
 const DETOURS_MOST: u32 = 40;
 /// Opens a directory as a location, whatever its permissions.
@@ -124,11 +114,11 @@ impl MountPoint {
             let found = match below.map(|below| (below, rules.part(below, at))) {
                 None => {
                     let at = at.to_owned();
-                    apart(move || Ok(find(&at)))
+                    apart(&at.clone(), move || Ok(find(&at)))
                 }
                 Some((below, Some(part))) => {
                     let (below, part) = (below.to_owned(), part.to_owned());
-                    apart(move || Ok(find_below(&below, &part)))
+                    apart(&below.join(&part), move || Ok(find_below(&below, &part)))
                 }
                 Some((below, None)) => {
                     let (at, below) = (path_text(at), path_text(below));
@@ -156,7 +146,7 @@ impl MountPoint {
             .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
         place.check(at, source, rules).inspect_err(|_| place.remove())?;
         let examined = place.clone();
-        match apart(move || examined.holds_something()) {
+        match apart(&place.path, move || examined.holds_something()) {
             Ok(true) if !options.overlay => {
                 let refusal =
                     Refusal::new(Kind::Busy, format!("cannot mount '{}': directory is not empty", path_text(at)));
@@ -165,7 +155,7 @@ impl MountPoint {
             Ok(_) => Ok(place),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !resolved => {
                 let missing = at.to_owned();
-                apart(move || fs::create_dir_all(missing)).map_err(|error| refused(&error))?;
+                apart(at, move || fs::create_dir_all(missing)).map_err(|error| refused(&error))?;
                 Ok(MountPoint { made: true, ..place })
             }
             Err(error) => Err(refused(&error)),
@@ -187,7 +177,7 @@ impl MountPoint {
             true => rules.hides_bucket(&self.path),
             false => {
                 let path = self.path.clone();
-                apart(move || Ok(resolved(&path)))
+                apart(&self.path, move || Ok(resolved(&path)))
             }
             .is_ok_and(|path| rules.hides_bucket(&path)),
         };
@@ -237,7 +227,7 @@ impl MountPoint {
             return;
         }
         let place = self.clone();
-        let removed = apart(move || {
+        let removed = apart(&self.path, move || {
             let (Some(parent), Some(name)) = (place.path.parent(), place.path.file_name()) else { return Ok(()) };
             let parent = openat2(CWD, parent, PLACE.difference(OFlags::NOFOLLOW), Mode::empty(), place.links())?;
             Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
@@ -248,55 +238,14 @@ impl MountPoint {
     }
 }
 
-/// Runs an operation on a path in a thread without descriptors ([`fusewire::apart`]).
-///
-/// # Errors
-/// Errors of `act`; ETIMEDOUT after [`ANSWERING`], while `act` may still be carried out; EBUSY where too many operations do
-/// not end.
-pub(super) fn apart<T: Send + 'static>(act: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
-    within(ANSWERING, &OPERATIONS, act)
-}
-
-fn within<T: Send + 'static>(
-    limit: Duration,
-    operations: &'static AtomicUsize,
-    act: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    /// Counts an operation while it lives.
-    struct Counted(&'static AtomicUsize);
-    impl Drop for Counted {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-    let before = operations.fetch_add(1, Ordering::AcqRel);
-    let counted = Counted(operations);
-    if before >= OPERATIONS_MOST {
-        return Err(Errno::BUSY.into());
-    }
-    let (done, answer) = mpsc::sync_channel(1);
-    let body = move || {
-        let result = fusewire::apart(act);
-        drop(counted);
-        // A caller whose time limit has passed does not receive it.
-        let _ = done.try_send(result);
-    };
-    thread::Builder::new().name("nacre-place".to_owned()).stack_size(256 << 10).spawn(body)?;
-    match answer.recv_timeout(limit) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(Errno::TIMEDOUT.into()),
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(io::Error::other("the thread of an operation panicked")),
-    }
-}
-
 /// Removes the former mount point of a dataset, if it is empty.
 ///
 /// # Errors
 /// It is not empty, or cannot be reached without a link that somebody else could have made.
 pub(super) fn tidy(at: &Path) -> io::Result<()> {
-    let at = at.to_owned();
-    apart(move || {
+    let path = at.to_owned();
+    apart(at, move || {
+        let at = path;
         let (true, Some(above), Some(name)) = (rustix::process::geteuid().is_root(), at.parent(), at.file_name())
         else {
             return fs::remove_dir(&at);
@@ -460,31 +409,6 @@ pub(super) fn kind(error: &io::Error) -> Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_path_that_does_not_answer_delays_nobody_for_long() {
-        static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
-        let (short, long) = (Duration::from_millis(1), Duration::from_secs(600));
-        let mut held = Vec::new();
-        for _ in 0..OPERATIONS_MOST {
-            let (go, gone) = mpsc::channel::<()>();
-            let stuck = within(short, &OPERATIONS, move || {
-                let _ = gone.recv();
-                Ok(())
-            });
-            assert_eq!(stuck.unwrap_err().raw_os_error(), Some(Errno::TIMEDOUT.raw_os_error()));
-            held.push(go);
-        }
-        let refused = within(long, &OPERATIONS, || Ok(1));
-        assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::BUSY.raw_os_error()));
-        // An operation that ends makes place for another one, and the others do not hold that up.
-        held.pop();
-        let has_ended = || OPERATIONS.load(Ordering::Acquire) < OPERATIONS_MOST;
-        assert!(crate::clock::look_until(long, Duration::from_millis(1), has_ended));
-        assert_eq!(within(long, &OPERATIONS, || Ok(2)).unwrap(), 2);
-        let failed: io::Result<()> = within(long, &OPERATIONS, || Err(Errno::LOOP.into()));
-        assert_eq!(failed.unwrap_err().raw_os_error(), Some(Errno::LOOP.raw_os_error()));
-    }
 
     #[test]
     fn directories_of_the_system_are_no_mount_points() {

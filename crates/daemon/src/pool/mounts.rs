@@ -29,8 +29,8 @@ pub use super::snapshot_directory::SnapshotVerbs;
 use super::{
     carrier::{self, Carrier},
     left::{LeftDoor, LeftMount, PoolNotes},
-    mount_point::kind,
-    mount_point::{self, MountPoint, PlaceRules},
+    mount_point::{self, MountPoint, PlaceRules, kind},
+    place_operations,
     shares::Shares,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
@@ -333,7 +333,7 @@ impl FuseMounts {
         // The directory may be in another mount of the pool.
         let is_there = |place: &MountPoint| {
             let path = place.path().to_owned();
-            mount_point::apart(move || fs::metadata(path)).is_ok_and(|found| found.is_dir())
+            place_operations::apart(place.path(), move || fs::metadata(path)).is_ok_and(|found| found.is_dir())
         };
         let made = self.places.lock().extract_if(.., |(there, place)| there == at && is_there(place)).next();
         made.map_or_else(|| MountPoint::prepare(at, options, &self.rules), |(_, place)| Ok(place))

@@ -9,36 +9,30 @@
 //! * values are parsed anew ([`nacre_pool::properties::sharing`]), as a pool may come from anybody: no part of them
 //!   reaches a command line or a configuration unchecked;
 //! * a share is recorded before it is made, so that the next process removes it after a crash;
+//! * a lock that is not released is waited for once (`shares/lock.rs`);
 //! * shares are made, and shares of dead processes are removed, under a lock on the directory of records: a process
 //!   never removes a new share of another process.
 
 mod device_number;
 mod ganesha;
 mod kernel;
+mod lock;
 mod nfs_clients;
 mod samba;
 
-use self::device_number::Reserved;
-use crate::{cage, clock, failure::Failure, report::path_text, whole_file};
+use self::{device_number::Reserved, lock::DirectoryLock};
+use crate::{cage, failure::Failure, report::path_text, whole_file};
 use nacre_admin::mounts::Sharing;
 use nacre_pool::properties::sharing::{self, NfsShare, SmbShare};
 use nacre_sys::worker::Process;
 use parking_lot::Mutex;
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    time::Duration,
 };
-
-/// Maximum time for which the lock on the records is waited for: longer than the programs of a server take.
-const LOCKED_MOST: Duration = Duration::from_secs(30);
 
 /// Record of the shares of one dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,26 +281,12 @@ fn if_unchanged(directory: &Path, guid: u64, left: &Note, act: impl FnOnce()) ->
     Ok(())
 }
 
-/// Locks the directory of records until the returned file is closed. A process whose program does not end may hold the
-/// lock for ever: then nothing is shared.
+/// Locks the directory of records until the returned file is closed.
 fn lock(directory: &Path) -> Result<fs::File, String> {
-    lock_within(directory, LOCKED_MOST)
-}
-
-fn lock_within(directory: &Path, limit: Duration) -> Result<fs::File, String> {
-    let failed = |error: io::Error| Failure::io("cannot lock", directory.display(), &error).what;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
-    let file = fs::File::open(directory).map_err(failed)?;
-    let mut locked = Ok(());
-    let is_decided = clock::look_until(limit, Duration::from_millis(10), || {
-        locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-        !matches!(locked, Err(Errno::WOULDBLOCK | Errno::INTR))
-    });
-    if !is_decided {
-        return Err(format!("another process of nacre has {} locked for long", directory.display()));
-    }
-    locked.map_err(|error| failed(error.into()))?;
-    Ok(file)
+    static RECORDS: DirectoryLock = DirectoryLock::new();
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    let locked = made.and_then(|()| RECORDS.take(directory));
+    locked.map_err(|error| Failure::io("cannot lock", directory.display(), &error).what)
 }
 
 fn directory() -> Option<PathBuf> {
@@ -361,6 +341,7 @@ fn ourselves() -> (u32, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{FlockOperation, flock};
     use std::cell::Cell;
 
     #[test]
@@ -370,16 +351,6 @@ mod tests {
         shares.set(1, "t/a", Path::new("/srv/a"), &sharing);
         assert!(shares.failure(1).unwrap().contains("a copy"));
         assert!(!shares.stop(1), "nothing was shared");
-    }
-
-    #[test]
-    fn a_lock_that_is_never_released_is_not_waited_for_for_ever() {
-        let directory = tempfile::tempdir().unwrap();
-        let held = lock(directory.path()).unwrap();
-        let refused = lock_within(directory.path(), Duration::from_millis(1)).unwrap_err();
-        assert!(refused.contains("locked for long"), "{refused}");
-        drop(held);
-        lock_within(directory.path(), Duration::ZERO).unwrap();
     }
 
     #[test]

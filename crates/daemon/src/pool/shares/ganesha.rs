@@ -4,13 +4,15 @@
 //! Invariant: an export has the same id as long as it is shared, and usually forever: clients' file handles begin
 //! with it.
 
-use super::device_number::{self, Reserved};
+use super::{
+    device_number::{self, Reserved},
+    lock::DirectoryLock,
+};
 use crate::{cage, failure::Failure, whole_file};
 use nacre_admin::mounts::Sharing;
 use nacre_pool::properties::sharing::{self, NfsShare, Squash};
 use rustix::{
     fd::OwnedFd,
-    fs::{FlockOperation, flock},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use std::{
@@ -109,8 +111,8 @@ fn change(change: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), String> {
 fn directory(base: &Path) -> io::Result<(PathBuf, fs::File)> {
     let directory = base.join("ganesha");
     fs::DirBuilder::new().recursive(true).mode(0o755).create(&directory)?;
-    let lock = fs::File::open(&directory)?;
-    flock(&lock, FlockOperation::LockExclusive)?;
+    static EXPORTS: DirectoryLock = DirectoryLock::new();
+    let lock = EXPORTS.take(&directory)?;
     Ok((directory, lock))
 }
 
