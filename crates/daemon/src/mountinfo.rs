@@ -43,6 +43,49 @@ impl MountEntry {
     }
 }
 
+/// A type of file system whose files are the kernel's own or made on this machine: no user can have brought a set-user-id
+/// program or a device into one.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelKind {
+    /// Type, as in [`MountEntry::kind`].
+    pub name: &'static str,
+    /// Programs store files in it; otherwise it is virtual, and they need it unchanged.
+    pub stores_files: bool,
+}
+
+const KERNEL_KINDS: [KernelKind; 25] = [
+    KernelKind { name: "autofs", stores_files: false },
+    KernelKind { name: "binfmt_misc", stores_files: false },
+    KernelKind { name: "bpf", stores_files: false },
+    KernelKind { name: "cgroup", stores_files: false },
+    KernelKind { name: "cgroup2", stores_files: false },
+    KernelKind { name: "configfs", stores_files: false },
+    KernelKind { name: "debugfs", stores_files: false },
+    KernelKind { name: "devpts", stores_files: false },
+    KernelKind { name: "devtmpfs", stores_files: false },
+    KernelKind { name: "efivarfs", stores_files: false },
+    KernelKind { name: "fusectl", stores_files: false },
+    KernelKind { name: "hugetlbfs", stores_files: true },
+    KernelKind { name: "mqueue", stores_files: false },
+    KernelKind { name: "nfsd", stores_files: false },
+    KernelKind { name: "nsfs", stores_files: false },
+    KernelKind { name: "proc", stores_files: false },
+    KernelKind { name: "pstore", stores_files: false },
+    KernelKind { name: "resctrl", stores_files: false },
+    KernelKind { name: "rpc_pipefs", stores_files: false },
+    KernelKind { name: "securityfs", stores_files: false },
+    KernelKind { name: "selinuxfs", stores_files: false },
+    KernelKind { name: "smackfs", stores_files: false },
+    KernelKind { name: "sysfs", stores_files: false },
+    KernelKind { name: "tmpfs", stores_files: true },
+    KernelKind { name: "tracefs", stores_files: false },
+];
+
+/// Returns the kernel's type of file system with this name.
+pub fn kernel_kind(name: &str) -> Option<KernelKind> {
+    KERNEL_KINDS.iter().find(|kind| kind.name == name).copied()
+}
+
 /// Formats a device number as in the table.
 pub fn device_text(major: u32, minor: u32) -> String {
     format!("{major}:{minor}")
@@ -119,6 +162,17 @@ fn path(field: &[u8]) -> PathBuf {
 mod tests {
     use super::*;
     use std::path::Path;
+
+    #[test]
+    fn types_of_the_kernel_are_listed_once() {
+        assert!(KERNEL_KINDS.windows(2).all(|pair| pair[0].name < pair[1].name));
+        assert!(KERNEL_KINDS.iter().all(|kind| kernel_kind(kind.name).unwrap().stores_files == kind.stores_files));
+        let stores = |name| kernel_kind(name).map(|kind| kind.stores_files);
+        assert_eq!(
+            ["tmpfs", "proc", "nfsd", "autofs", "ext4"].map(stores),
+            [Some(true), Some(false), Some(false), Some(false), None]
+        );
+    }
 
     #[test]
     fn lines_of_the_kernel_are_understood() {

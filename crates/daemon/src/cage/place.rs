@@ -11,32 +11,6 @@ use crate::{
 };
 use std::path::{Path, PathBuf};
 
-/// Virtual file systems of the kernel, in which no files are stored: programs need them unchanged.
-const OF_THE_KERNEL: [&str; 22] = [
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "mqueue",
-    "nfsd",
-    "nsfs",
-    "proc",
-    "pstore",
-    "resctrl",
-    "rpc_pipefs",
-    "securityfs",
-    "selinuxfs",
-    "smackfs",
-    "sysfs",
-    "tracefs",
-];
-
 /// Returns the directory that is to be caged, resolved.
 ///
 /// # Errors
@@ -52,7 +26,7 @@ fn stores_files(directory: &Path, table: &[MountEntry]) -> Result<(), Failure> {
     // Of several mounts at one mount point, the last one is visible.
     let above = table.iter().filter(|entry| directory.starts_with(&entry.mountpoint));
     let Some(entry) = above.max_by_key(|entry| entry.mountpoint.as_os_str().len()) else { return Ok(()) };
-    if !OF_THE_KERNEL.contains(&entry.kind.as_str()) {
+    if mountinfo::kernel_kind(&entry.kind).is_none_or(|kind| kind.stores_files) {
         return Ok(());
     }
     Err(Failure::new(format!("{} lies in a file system of the kernel ({})", path_text(directory), entry.kind))

@@ -82,30 +82,6 @@ pub fn stack(workspace: &Workspace, store: &Store) -> StackSpec {
     StackSpec { layers }
 }
 
-/// File systems whose files are the kernel's own: no user can have brought a set-user-id program or a device into one.
-const OF_THE_KERNEL: [&str; 20] = [
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "hugetlbfs",
-    "mqueue",
-    "nsfs",
-    "proc",
-    "pstore",
-    "securityfs",
-    "sysfs",
-    "tmpfs",
-    "tracefs",
-];
-
 /// Whether none of the bases, and nothing mounted below them, is mounted with an option that a view must not lift. Of the
 /// mounts below, those of the kernel's own file systems do not count, and `noexec` does not.
 fn allows(table: &[MountEntry], bases: &[&Path], option: &str) -> bool {
@@ -114,7 +90,7 @@ fn allows(table: &[MountEntry], bases: &[&Path], option: &str) -> bool {
         let above = table.iter().filter(|entry| base.starts_with(&entry.mountpoint));
         let own = above.max_by_key(|entry| entry.mountpoint.components().count());
         let below = table.iter().filter(|entry| entry.mountpoint.starts_with(base) && entry.mountpoint != *base);
-        let mut brought = below.filter(|entry| option != "noexec" && !OF_THE_KERNEL.contains(&entry.kind.as_str()));
+        let mut brought = below.filter(|entry| option != "noexec" && mountinfo::kernel_kind(&entry.kind).is_none());
         own.is_some_and(|own| !forbids(own)) && !brought.any(forbids)
     })
 }
