@@ -9,7 +9,8 @@
 //!   name has been given to another file; a rename that fails leaves all copies where they were, also where the process
 //!   is killed in it and another one goes on;
 //! * a copy that does not follow is hidden as in every union, so that no name comes back;
-//! * a file that a whiteout hides is no copy of a file that gets its name: the whiteout stays beside that;
+//! * a file that a whiteout hides is no copy of a file that gets its name: the whiteout stays beside that, and an exchange
+//!   of names takes it along where anything is below the other name;
 //! * nobody changes a copy through the union that he could not change on its branch: the kernel has judged the file that is
 //!   shown alone, and branches are changed as root. A copy counts for root, and for its owner; it is removed or renamed by
 //!   others where its directory has the owner and mode of the directory that the kernel has judged.
@@ -18,7 +19,7 @@ use crate::{
     OWN, UnionShared,
     branches::Branch,
     marks::{self, Seen},
-    node::{Part, UnionNode, View},
+    node::{Part, UnionNode, View, uncover},
     options::Action,
     work::{Temporary, name_aside, name_kept},
 };
@@ -79,6 +80,26 @@ pub(crate) struct BothNames<'a> {
     pub(crate) to: (&'a View, Name<'a>),
     /// Position of the shown file's branch.
     pub(crate) index: usize,
+}
+
+/// The whiteouts beside two files that are to exchange their names.
+#[derive(Default)]
+pub(crate) struct ExchangedWhiteouts<'a> {
+    made: Vec<(&'a Part, Name<'a>)>,
+    /// Those that hide nothing after the exchange.
+    needless: Vec<(&'a Part, Name<'a>)>,
+}
+
+impl ExchangedWhiteouts<'_> {
+    /// Removes the whiteouts that were made, as the names are not exchanged.
+    pub(crate) fn undo(&self) {
+        self.made.iter().for_each(|(home, name)| uncover(home, *name));
+    }
+
+    /// Removes the whiteouts that hide nothing any more: they would hide the copies of the file that has the name now.
+    pub(crate) fn finish(&self) {
+        self.needless.iter().for_each(|(home, name)| uncover(home, *name));
+    }
 }
 
 /// The copies of two files that are to exchange their names.
@@ -482,6 +503,52 @@ impl UnionShared {
             }
         }
         Ok(aside)
+    }
+
+    /// Prepares the whiteouts that stand beside two files for an exchange of their names; the copies that follow have
+    /// hidden names by now. A file beside a whiteout has no copies, so what is below its new name is hidden as well. What
+    /// remains below its old name stays hidden.
+    ///
+    /// # Errors
+    /// Errors of the storage; the caller undoes what is in `whiteouts`.
+    pub(crate) fn whiteouts_of_both<'a>(
+        &self,
+        names: BothNames<'a>,
+        whiteouts: &mut ExchangedWhiteouts<'a>,
+    ) -> Result<()> {
+        let BothNames { from: (source, from), to: (target, to), index } = names;
+        if !self.changes_duplicates(Action::Rename) {
+            return Ok(());
+        }
+        self.whiteout_of_one((source, from), (target, to), index, whiteouts)?;
+        self.whiteout_of_one((target, to), (source, from), index, whiteouts)
+    }
+
+    /// Prepares the whiteout beside one of two files.
+    fn whiteout_of_one<'a>(
+        &self,
+        (old, old_name): (&'a View, Name<'a>),
+        (new, new_name): (&'a View, Name<'a>),
+        index: usize,
+        whiteouts: &mut ExchangedWhiteouts<'a>,
+    ) -> Result<()> {
+        let on_branch = |view: &'a View| view.parts.iter().find(|part| part.branch.index() == index);
+        let (home, new_home) = (on_branch(old).ok_or(Errno::EIO)?, on_branch(new).ok_or(Errno::EIO)?);
+        let layer = &*home.branch.layer;
+        let is_file = layer.lookup(&OWN, &home.node, old_name)?.attr.kind != Kind::Directory;
+        if !is_file || !home.branch.reads_marks() || !marks::stands_beside(layer, &home.node, old_name)? {
+            return Ok(());
+        }
+        if !self.hides_others(old, old_name, index, &Duplicates::default())? {
+            whiteouts.needless.push((home, old_name));
+        }
+        if self.hides_others(new, new_name, index, &Duplicates::default())?
+            && !marks::stands_beside(layer, &new_home.node, new_name)?
+        {
+            self.hide_then(new_home, new_name, || Ok(()))?;
+            whiteouts.made.push((new_home, new_name));
+        }
+        Ok(())
     }
 
     /// Gives copies with hidden names the names of the other file: on each branch all of them, or none.

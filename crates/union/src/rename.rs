@@ -30,7 +30,7 @@ use crate::{
     ATTEMPTS, OWN, UnionShared,
     branches::Branch,
     create::check_name,
-    duplicates::{Aside, BothNames, Duplicates, put_back, set_aside},
+    duplicates::{Aside, BothNames, Duplicates, ExchangedWhiteouts, put_back, set_aside},
     identity,
     lookup::{FoundFile, Sight},
     marks::{Marks, Style},
@@ -513,7 +513,7 @@ impl UnionShared {
     }
 
     /// Creates the `.wh.` whiteout of a name, runs `act`, and removes the whiteout if that fails.
-    fn hide_then(&self, home: &Part, name: Name<'_>, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(crate) fn hide_then(&self, home: &Part, name: Name<'_>, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let branch = &home.branch;
         let beside = Marks { style: Style::Wh, ..branch.marks() };
         let work = || branch.work_directory();
@@ -897,11 +897,17 @@ impl UnionShared {
         }
         let aside = self.set_copies_aside(caller, &copies, names)?;
         let flags = RenameFlags(RenameFlags::EXCHANGE);
-        if let Err(error) = layer.rename(caller, &home.node, old.name, &new_home.node, new.name, flags) {
+        let mut whiteouts = ExchangedWhiteouts::default();
+        let exchanged = self
+            .whiteouts_of_both(names, &mut whiteouts)
+            .and_then(|()| layer.rename(caller, &home.node, old.name, &new_home.node, new.name, flags));
+        if let Err(error) = exchanged {
+            whiteouts.undo();
             put_back(&aside)?;
             return Err(error);
         }
         self.exchange_copies(&aside, names);
+        whiteouts.finish();
         node.leave(old.parent, old.name.bytes(), false);
         swapped.leave(new.parent, new.name.bytes(), false);
         self.moved(node, &one, old, new, new_home)?;

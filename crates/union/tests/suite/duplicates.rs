@@ -330,6 +330,49 @@ fn exchanged_files_take_their_copies_along() {
     assert_eq!(copies.shown(), "a/d/g=f0 a/f=g0 b/d/g=g1 b/f=f1 b/one=one c/d/g=g2 c/f=f2");
 }
 
+/// A file that was made where another one is hidden has no copies, under its other name neither.
+#[test]
+fn an_exchange_beside_a_whiteout_takes_no_hidden_file_for_a_copy() {
+    for is_reversed in [false, true] {
+        for is_hidden_there in [true, false] {
+            let copies = Copies::new("");
+            copies.branches[0].file(b"x", b"x0");
+            copies.branches[1].file(b"x", b"x1");
+            let world = copies.world(["rw", "ro", "ro"]);
+            unlink(&world, "f").unwrap();
+            world.file(b"f", b"new");
+            drop(world);
+            if !is_hidden_there {
+                [1, 2].into_iter().for_each(|branch| unlink(&copies.branches[branch], "f").unwrap());
+            }
+            let world = copies.world(ALL_RW);
+            assert!(copies.branches[0].exists(b".wh.f"), "{}", copies.shown());
+            let [from, to] = if is_reversed { ["x", "f"] } else { ["f", "x"] }.map(name);
+            let flags = RenameFlags(RenameFlags::EXCHANGE);
+            world.layer.rename(&world.caller, &world.root, from, &world.root, to, flags).unwrap();
+            let shown = copies.shown();
+            let has = |there: &[&str]| there.iter().all(|there| shown.contains(there));
+            assert!(has(&["a/f=x0", "a/x=new"]), "{shown}");
+            if is_hidden_there {
+                // The copy of the other file cannot follow on its branch.
+                assert!(has(&["b/f=f1", "c/f=f2", "b/x=x1"]), "{shown}");
+                assert!(copies.branches[0].exists(b".wh.f") && copies.branches[0].exists(b".wh.x"), "{shown}");
+                ["f", "x"].into_iter().for_each(|file| unlink(&world, file).unwrap());
+                assert!(
+                    ["f=f1", "f=f2", "x=x1"].iter().all(|left| copies.shown().contains(left)),
+                    "{}",
+                    copies.shown()
+                );
+                assert!(["f", "x"].iter().all(|file| world.find(file.as_bytes()).is_err()));
+            } else {
+                assert!(has(&["b/f=x1"]) && !copies.branches[0].exists(b".wh.f"), "{shown}");
+                unlink(&world, "f").unwrap();
+                assert!(!copies.branches[1].exists(b"f"), "{}", copies.shown());
+            }
+        }
+    }
+}
+
 /// Whatever fails in between, a branch's copies have the names of their files, or both their own.
 #[test]
 fn copies_on_a_branch_are_exchanged_together() {
