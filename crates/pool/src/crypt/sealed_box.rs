@@ -38,14 +38,16 @@ pub fn seal_box(
 ) -> Result<Vec<u8>, PoolError> {
     let mut bytes = [0; SALT];
     random.fill(&mut bytes)?;
-    // The salt depends on the secret as well, for copies of a virtual machine that get equal random bytes.
-    let salt = mac(&derive(KeyPurpose::Salt, parent, &[])?, &[&bytes, secret]);
+    let associated = joined(purpose, associated);
+    // The salt depends on the secret and on the associated data as well, for copies of a virtual machine that get equal
+    // random bytes.
+    let length = (secret.len() as u32).to_le_bytes();
+    let salt = mac(&derive(KeyPurpose::Salt, parent, &[])?, &[&bytes, &length, secret, &associated]);
     let key = derive(purpose, parent, salt.as_bytes())?;
     let mut sealed = Vec::with_capacity(secret.len() + BOX_OVERHEAD);
     sealed.extend_from_slice(salt.as_bytes());
     sealed.extend_from_slice(secret);
     let body = sealed.get_mut(SALT..).unwrap_or_default();
-    let associated = joined(purpose, associated);
     let tag = seal_message(Cipher::ChaCha20Poly1305, &key, [0; NONCE], &associated, body)?;
     sealed.extend_from_slice(&tag);
     Ok(sealed)

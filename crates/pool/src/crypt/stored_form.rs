@@ -171,11 +171,13 @@ pub fn seal_frame(random: &dyn RandomBytes, keys: &FrameKeys<'_>, frame: &NewSea
     let logical = rounded(frame.logical)?;
     let (prefix, rest) = bytes.split_at_mut(PREFIX);
     let (lists, body) = rest.split_at_mut(lists - PREFIX);
-    // The nonce depends on the body as well, for copies of a virtual machine that get equal random bytes.
-    let nonce: [u8; NONCE] = mac(&key, &[&fresh, &checksum::structure(body)]).first();
     let portable = lists.get(..frame.children.len() * PORTABLE).unwrap_or_default();
     let covered = Covered { kind: frame.kind, height: frame.height, compression, logical, portable };
-    let tag = seal_message(keys.cipher, &key, nonce, &covered.associated(keys), body)?;
+    let associated = covered.associated(keys);
+    // The nonce depends on everything that the tag covers, for copies of a virtual machine that get equal random bytes:
+    // two tags under one nonce would give the authentication key away.
+    let nonce: [u8; NONCE] = mac(&key, &[&fresh, &checksum::structure(body), &associated]).first();
+    let tag = seal_message(keys.cipher, &key, nonce, &associated, body)?;
     if let Some(at) = prefix.get_mut(HASH + 8..HASH + 8 + NONCE) {
         at.copy_from_slice(&nonce);
     }

@@ -460,6 +460,24 @@ fn salts_differ_for_different_secrets_under_equal_random_bytes() {
 }
 
 #[test]
+fn salts_differ_for_different_fields_under_equal_random_bytes() {
+    let parent = key(&[1; 32]);
+    let salt = |purpose, fields: &[&[u8]], secret: &[u8]| {
+        seal_box(&Constant(0), purpose, parent.view(), fields, secret).unwrap()[..32].to_vec()
+    };
+    let salts: std::collections::BTreeSet<_> = [
+        salt(KeyPurpose::BoxSlot, &[b"a"], b"one"),
+        salt(KeyPurpose::BoxSlot, &[b"b"], b"one"),
+        salt(KeyPurpose::BoxSlot, &[], b"one"),
+        salt(KeyPurpose::BoxSlot, &[b"a", b""], b"one"),
+        salt(KeyPurpose::BoxMaster, &[b"a"], b"one"),
+    ]
+    .into();
+    assert_eq!(salts.len(), 5);
+    assert!(salts.contains(&salt(KeyPurpose::BoxSlot, &[b"a"], b"one")));
+}
+
+#[test]
 fn the_kernel_gives_other_bytes_each_time() {
     let random = SystemRandom::default();
     let (mut one, mut other) = ([0; 32], [0; 32]);
