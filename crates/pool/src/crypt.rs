@@ -25,7 +25,7 @@ pub use derive::{KeyPurpose, KeyView, Mac, SecretKey, derive, mac};
 #[cfg(test)]
 pub(crate) use frames::tests::family as family_for_tests;
 pub use frames::{PlainFrames, SealedFrames};
-pub use key_table::KeyTable;
+pub use key_table::{DamagedRows, KeyTable};
 pub use keyring::{FamilyKeys, Generation, Keyring, LockedKey};
 pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use node_form::ShortNode;

@@ -5,7 +5,7 @@
 //! alone reads and writes it; a slot is zeros before it gets an owner and after it has lost it.
 
 use rustix::{
-    mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, munmap},
+    mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, munlock, munmap},
     process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
 };
 use std::{
@@ -159,23 +159,64 @@ fn map_secret(bytes: usize) -> io::Result<*mut c_void> {
     Ok(mapped?)
 }
 
-/// Excludes the pages of a large buffer from core files, and locks them where the limit of the process allows it. For
-/// buffers that are wiped and freed soon. The first and the last page may be shared with other data.
-pub fn shield<T>(buffer: &mut [T]) {
+/// A large buffer whose pages are in no core file, and locked where the limit of the process allows it; as before when
+/// this is dropped, so that the memory does not count against that limit any more. The owner of the secrets in it wipes
+/// them before that. The first and the last page, which may be shared with other data, are left as they are.
+#[derive(Debug)]
+pub struct Shielded<'a, T> {
+    buffer: &'a mut [T],
+    start: *mut c_void,
+    /// Length of the whole pages, bytes.
+    bytes: usize,
+    locked: bool,
+}
+
+/// Shields the pages of a large buffer.
+pub fn shield<T>(buffer: &mut [T]) -> Shielded<'_, T> {
     let page = rustix::param::page_size();
     let start = buffer.as_mut_ptr().cast::<c_void>();
     let skipped = start.addr().next_multiple_of(page) - start.addr();
     let bytes = size_of_val(buffer).saturating_sub(skipped) / page * page;
     if bytes == 0 {
-        return;
+        return Shielded { buffer, start, bytes, locked: false };
     }
     // SAFETY: the range lies in the buffer; neither call changes its content.
-    let (left_out, locked) = unsafe {
+    let (start, left_out, locked) = unsafe {
         let start = start.byte_add(skipped);
-        (madvise(start, bytes, Advice::LinuxDontDump), mlock(start, bytes))
+        (start, madvise(start, bytes, Advice::LinuxDontDump), mlock(start, bytes))
     };
     if left_out.is_err() || locked.is_err() {
         // Both are more than the caller depends on: the buffer is wiped in any case.
+    }
+    Shielded { buffer, start, bytes, locked: locked.is_ok() }
+}
+
+impl<T> std::ops::Deref for Shielded<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.buffer
+    }
+}
+
+impl<T> std::ops::DerefMut for Shielded<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.buffer
+    }
+}
+
+impl<T> Drop for Shielded<'_, T> {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        // SAFETY: the range lies in the buffer, which is borrowed until now; neither call changes its content.
+        unsafe {
+            if self.locked {
+                let _ = munlock(self.start, self.bytes);
+            }
+            let _ = madvise(self.start, self.bytes, Advice::LinuxDoDump);
+        }
     }
 }
 
@@ -266,12 +307,9 @@ mod tests {
         });
     }
 
-    #[test]
-    fn large_buffers_are_not_dumped() {
-        let mut buffer = vec![0u64; 1 << 20];
-        shield(&mut buffer);
+    /// Flags of the mapping that has this address.
+    fn flags_around(address: usize) -> Vec<String> {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let inside = buffer.as_ptr().addr() + (1 << 20);
         let mut is_inside = false;
         let flags = maps.lines().find_map(|line| {
             let range = line.split(' ').next().and_then(|range| range.split_once('-'));
@@ -279,12 +317,25 @@ mod tests {
                 Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
             });
             if let Some((from, to)) = range {
-                is_inside = (from..to).contains(&inside);
+                is_inside = (from..to).contains(&address);
             }
             line.strip_prefix("VmFlags: ").filter(|_| is_inside)
         });
-        assert!(flags.unwrap().split_whitespace().any(|flag| flag == "dd"), "{flags:?}");
-        shield::<u8>(&mut []);
+        flags.unwrap().split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn large_buffers_are_shielded_until_they_are_given_back() {
+        let mut buffer = vec![0u64; 128 << 10];
+        let inside = buffer.as_ptr().addr() + (512 << 10);
+        let has = |flag: &str| flags_around(inside).iter().any(|has| has == flag);
+        let mut shielded = shield(&mut buffer);
+        shielded[7] = 5;
+        assert!(has("dd") && has("lo"), "{:?}", flags_around(inside));
+        drop(shielded);
+        assert!(!has("dd") && !has("lo"), "{:?}", flags_around(inside));
+        assert_eq!(buffer[7], 5);
+        drop(shield::<u8>(&mut []));
     }
 
     #[test]

@@ -12,16 +12,39 @@ use crate::error::PoolError;
 /// Length of a key, bytes.
 pub(super) const KEY: usize = 32;
 
-/// A secret of 32 bytes, wiped when it is dropped. It has neither `Clone` nor `Debug` nor `PartialEq`.
-pub struct SecretKey([u8; KEY]);
+/// A secret of 32 bytes, wiped when it is dropped. It has neither `Clone` nor `Debug` nor `PartialEq`. It lies on the
+/// heap: a move of the value leaves no copy of the secret on the stack.
+pub struct SecretKey(Box<[u8; KEY]>);
 
 impl SecretKey {
     /// Takes over a secret, and wipes the caller's copy.
     #[must_use]
     pub fn take(bytes: &mut [u8; KEY]) -> Self {
-        let key = Self(*bytes);
+        let mut key = Self(Box::new([0; KEY]));
+        key.0.copy_from_slice(bytes);
         bytes.zeroize();
         key
+    }
+
+    /// A copy of a secret; `None` for another length.
+    #[must_use]
+    pub fn from_slice(bytes: &[u8]) -> Option<Self> {
+        let mut key = Self(Box::new([0; KEY]));
+        if bytes.len() != KEY {
+            return None;
+        }
+        key.0.copy_from_slice(bytes);
+        Some(key)
+    }
+
+    /// A secret that a function writes to its place.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn made<E>(write: impl FnOnce(&mut [u8; KEY]) -> Result<(), E>) -> Result<Self, E> {
+        let mut key = Self(Box::new([0; KEY]));
+        write(&mut key.0)?;
+        Ok(key)
     }
 
     /// The key as a parent of derived keys.
@@ -30,8 +53,16 @@ impl SecretKey {
         KeyView(&self.0)
     }
 
+    /// Another copy of the secret.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let mut key = Self(Box::new([0; KEY]));
+        key.0.copy_from_slice(&*self.0);
+        key
+    }
+
     /// The secret's bytes, for a cipher or a hash.
-    pub(super) fn expose(&self) -> &[u8; KEY] {
+    pub(crate) fn expose(&self) -> &[u8; KEY] {
         &self.0
     }
 
@@ -185,7 +216,8 @@ pub fn derive(purpose: KeyPurpose, parent: KeyView<'_>, input: &[u8]) -> Result<
     hasher.update(input);
     let mut hash = hasher.finalize();
     hasher.zeroize();
-    let key = SecretKey(*hash.as_bytes());
+    let mut key = SecretKey(Box::new([0; KEY]));
+    key.0.copy_from_slice(hash.as_bytes());
     hash.zeroize();
     Ok(key)
 }

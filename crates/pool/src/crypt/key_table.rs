@@ -8,13 +8,22 @@ use super::derive::{KEY, KeyPurpose, KeyView, SecretKey};
 use super::keyring::{FamilyKeys, Generation, Keyring};
 use super::message::Cipher;
 use super::sealed_box::{open_box, seal_box};
-use super::slots::{KeyError, NewSlot, Secret, commitment, open_slot, seal_slot};
+use super::slots::{KeyError, NewSlot, Secret, check_root, commitment, open_slot, seal_slot};
 use super::{ID, RandomBytes, WrongSeal};
 use crate::catalog::key_rows::{FamilyRow, KeyRootRow, MasterKeyRow, SLOTS, SlotRow, family_number};
 use crate::catalog::{Catalog, master_key, slot_key};
 use crate::error::PoolError;
 
 type Result<T> = std::result::Result<T, KeyError>;
+
+/// Whether rows that cannot be read stop the renewal of the erasable key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DamagedRows {
+    /// They are an error.
+    Refused,
+    /// They are removed.
+    Removed,
+}
 
 /// The key table, with the erasable key under which its rows are sealed.
 pub struct KeyTable<'a> {
@@ -28,9 +37,7 @@ pub struct KeyTable<'a> {
 
 impl KeyTable<'_> {
     fn random_key(&self) -> Result<SecretKey> {
-        let mut bytes = [0; KEY];
-        self.random.fill(&mut bytes)?;
-        Ok(SecretKey::take(&mut bytes))
+        Ok(SecretKey::made(|key| self.random.fill(key))?)
     }
 
     fn key_root(&self, number: u64) -> Result<KeyRootRow> {
@@ -72,16 +79,17 @@ impl KeyTable<'_> {
         Ok(self.catalog.set_slot(key_root, slot, Some(sealed))?)
     }
 
-    /// The slots of a key root.
+    /// The slots of a key root; `None` for a row that is damaged or that the erasable key does not open. One damaged
+    /// row does not keep the others from being used.
     ///
     /// # Errors
-    /// [`KeyError::Damaged`] for a row that the erasable key does not open.
-    pub fn slots(&self, key_root: u64) -> Result<Vec<(u8, SlotRow)>> {
+    /// Errors of the catalog.
+    pub fn slots(&self, key_root: u64) -> Result<Vec<(u8, Option<SlotRow>)>> {
         let open = |(slot, sealed): (u8, Vec<u8>)| {
-            let row = self.open_row(&slot_key(key_root, slot), &sealed)?;
-            Ok((slot, SlotRow::decode(&row)?))
+            let row = self.open_row(&slot_key(key_root, slot), &sealed).ok();
+            (slot, row.and_then(|row| SlotRow::decode(&row).ok()))
         };
-        self.catalog.slots(key_root)?.into_iter().map(open).collect()
+        Ok(self.catalog.slots(key_root)?.into_iter().map(open).collect())
     }
 
     fn open_row(&self, key: &[u8], sealed: &[u8]) -> Result<zeroize::Zeroizing<Vec<u8>>> {
@@ -91,14 +99,14 @@ impl KeyTable<'_> {
     /// Removes a slot.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for the last slot, and for one that is not there.
+    /// [`PoolError::Refused`] for a slot that is not there, and for the last one that can be read.
     pub fn remove_slot(&mut self, key_root: u64, slot: u8) -> Result<()> {
-        let slots = self.catalog.slots(key_root)?;
+        let slots = self.slots(key_root)?;
         let refused = |why: &str| Err(KeyError::Pool(PoolError::Refused(why.to_owned())));
         if !slots.iter().any(|(number, _)| *number == slot) {
             return refused("there is no such slot");
         }
-        if slots.len() < 2 {
+        if !slots.iter().any(|(number, row)| *number != slot && row.is_some()) {
             return refused("the last slot cannot be removed");
         }
         Ok(self.catalog.set_slot(key_root, slot, None)?)
@@ -118,12 +126,20 @@ impl KeyTable<'_> {
     /// the slot and the root key.
     ///
     /// # Errors
-    /// [`KeyError::WrongKey`] where none opens; other errors of the slot that was tried last.
+    /// [`KeyError::WrongKey`] where none opens; [`KeyError::Damaged`] where one of them cannot be read: the secret may
+    /// be that of the damaged one; other errors of the slot that was tried last.
     pub fn open(&self, key_root: u64, secret: &Secret, only: Option<u8>) -> Result<(u8, SecretKey)> {
         let row = self.key_root(key_root)?;
         let mut failed = KeyError::WrongKey;
         for (slot, found) in self.slots(key_root)? {
-            if only.is_some_and(|only| only != slot) || found.format != secret.format() {
+            if only.is_some_and(|only| only != slot) {
+                continue;
+            }
+            let Some(found) = found else {
+                failed = KeyError::Damaged;
+                continue;
+            };
+            if found.format != secret.format() {
                 continue;
             }
             match open_slot(&row, slot, &found, secret) {
@@ -138,8 +154,10 @@ impl KeyTable<'_> {
     /// Makes a family with one generation; returns its number.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where all numbers are taken.
+    /// [`PoolError::Refused`] where all numbers are taken; [`KeyError::Forged`] for a root key that is not that of the
+    /// key root.
     pub fn add_family(&mut self, key_root: u64, root: KeyView<'_>, cipher: Cipher) -> Result<u32> {
+        check_root(&self.key_root(key_root)?, root)?;
         let last = self.catalog.families()?.last_key_value().map_or(0, |(last, _)| *last);
         let number = family_number(u64::from(last) + 1)
             .map_err(|_| PoolError::Refused("the pool has used up its numbers of key families".to_owned()))?;
@@ -153,7 +171,8 @@ impl KeyTable<'_> {
     /// Adds a generation to a family; returns its ordinal.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] where all ordinals are taken.
+    /// [`PoolError::Refused`] where all ordinals are taken; [`KeyError::Forged`] for a root key that is not that of the
+    /// key root.
     pub fn add_generation(&mut self, family: u32, root: KeyView<'_>, cipher: Cipher) -> Result<u8> {
         let last = self.catalog.master_keys(family)?.last().map_or(0, |(ordinal, _)| *ordinal);
         let ordinal = last
@@ -176,6 +195,8 @@ impl KeyTable<'_> {
     ) -> Result<()> {
         let row = self.catalog.families()?.remove(&family).ok_or(KeyError::Damaged)?;
         let key_root = self.key_root(row.key_root)?;
+        // Sealed under another key, the family's frames could never be opened again.
+        check_root(&key_root, root)?;
         let mut secret = zeroize::Zeroizing::new([0; KEY + 1]);
         let (key, algorithm) = secret.split_at_mut(KEY);
         key.copy_from_slice(master.0);
@@ -204,44 +225,64 @@ impl KeyTable<'_> {
             let opened = open_box(KeyPurpose::BoxMaster, root, &fields, &sealed);
             let opened = opened.map_err(|WrongSeal| KeyError::WrongKey)?;
             let Some((cipher, key)) = opened.split_last() else { return Err(KeyError::Damaged) };
-            let (cipher, key) = (Cipher::try_from(*cipher)?, <[u8; KEY]>::try_from(key));
-            let master = SecretKey::take(&mut key.map_err(|_| KeyError::Damaged)?);
+            let cipher = Cipher::try_from(*cipher)?;
+            let master = SecretKey::from_slice(key).ok_or(KeyError::Damaged)?;
             generations.push(Generation { ordinal, id: generation, cipher, master: keyring.keep(&master)? });
         }
         Ok(FamilyKeys::new(family, row.crypt_id, generations)?)
     }
 
-    /// Seals all rows of slots and master keys under another erasable key.
+    /// Seals all rows of slots and master keys under another erasable key. With [`DamagedRows::Removed`], rows that the
+    /// present one does not open are removed: nothing could open them any more. Returns their number.
     ///
     /// # Errors
-    /// [`KeyError::Damaged`] for a row that the present erasable key does not open: nothing has changed then.
-    pub fn renew(&mut self, sequence: u64, erasable: KeyView<'_>) -> Result<()> {
+    /// [`KeyError::Damaged`] with [`DamagedRows::Refused`] for such a row, and where no row at all can be read: nothing
+    /// has changed then.
+    pub fn renew(&mut self, sequence: u64, erasable: KeyView<'_>, damaged: DamagedRows) -> Result<usize> {
         let mut slots = Vec::new();
         for key_root in self.catalog.key_roots()?.into_keys() {
             for (slot, sealed) in self.catalog.slots(key_root)? {
                 let key = slot_key(key_root, slot);
-                slots.push((key_root, slot, self.reseal(&key, &sealed, erasable)?));
+                slots.push((key_root, slot, self.reseal(&key, &sealed, erasable, damaged)?));
             }
         }
         let mut masters = Vec::new();
         for family in self.catalog.families()?.into_keys() {
             for (ordinal, sealed) in self.catalog.master_keys(family)? {
                 let key = master_key(family, ordinal);
-                masters.push((family, ordinal, self.reseal(&key, &sealed, erasable)?));
+                masters.push((family, ordinal, self.reseal(&key, &sealed, erasable, damaged)?));
             }
         }
+        let slots_lost = slots.iter().filter(|(.., sealed)| sealed.is_none()).count();
+        let masters_lost = masters.iter().filter(|(.., sealed)| sealed.is_none()).count();
+        let lost = slots_lost + masters_lost;
+        // Not damaged rows, but another erasable key.
+        if lost > 0 && lost == slots.len() + masters.len() {
+            return Err(KeyError::Damaged);
+        }
         for (key_root, slot, sealed) in slots {
-            self.catalog.set_slot(key_root, slot, Some(sealed))?;
+            self.catalog.set_slot(key_root, slot, sealed)?;
         }
         for (family, ordinal, sealed) in masters {
-            self.catalog.set_master_key(family, ordinal, Some(sealed))?;
+            self.catalog.set_master_key(family, ordinal, sealed)?;
         }
-        Ok(self.catalog.set_erasable_sequence(sequence)?)
+        self.catalog.set_erasable_sequence(sequence)?;
+        Ok(lost)
     }
 
-    fn reseal(&self, key: &[u8], sealed: &[u8], erasable: KeyView<'_>) -> Result<Vec<u8>> {
-        let value = self.open_row(key, sealed)?;
-        Ok(seal_box(self.random, KeyPurpose::BoxErasable, erasable, &[key], &value)?)
+    /// Seals the value of a row under another erasable key; `None` for a damaged row that is to be removed.
+    fn reseal(
+        &self,
+        key: &[u8],
+        sealed: &[u8],
+        erasable: KeyView<'_>,
+        damaged: DamagedRows,
+    ) -> Result<Option<Vec<u8>>> {
+        match self.open_row(key, sealed) {
+            Ok(value) => Ok(Some(seal_box(self.random, KeyPurpose::BoxErasable, erasable, &[key], &value)?)),
+            Err(KeyError::Damaged) if damaged == DamagedRows::Removed => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

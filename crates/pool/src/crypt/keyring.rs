@@ -4,7 +4,7 @@
 //! core file and in no forked process; a key is wiped when its last user is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use nacre_sys::secret_memory::{SecretArena, SecretSlot, Unlocked};
 use parking_lot::{Mutex, RwLock};
@@ -96,7 +96,8 @@ impl FamilyKeys {
 /// The loaded keys of a pool.
 pub struct Keyring {
     unlocked: Unlocked,
-    arenas: Mutex<Vec<Arc<SecretArena>>>,
+    /// Each belongs to the keys in it, and is unmapped with the last of them: a machine hibernates again then.
+    arenas: Mutex<Vec<Weak<SecretArena>>>,
     families: RwLock<BTreeMap<u32, Arc<FamilyKeys>>>,
 }
 
@@ -119,21 +120,23 @@ impl Keyring {
 
     fn slot(&self) -> Result<SecretSlot, PoolError> {
         let mut arenas = self.arenas.lock();
-        if let Some(slot) = arenas.iter().find_map(SecretArena::take) {
+        arenas.retain(|arena| arena.strong_count() > 0);
+        let taken = arenas.iter().filter_map(Weak::upgrade).find_map(|arena| arena.take());
+        if let Some(slot) = taken {
             return Ok(slot);
         }
         let arena = SecretArena::new(ARENA, self.unlocked).map_err(|error| {
             PoolError::Refused(format!("no memory can be locked for keys ({error}); --unlocked accepts other memory"))
         })?;
         let slot = arena.take().ok_or_else(|| PoolError::Refused("no memory for keys".to_owned()))?;
-        arenas.push(arena);
+        arenas.push(Arc::downgrade(&arena));
         Ok(slot)
     }
 
     /// Whether all keys are in memory that the kernel never swaps out.
     #[must_use]
     pub fn is_locked(&self) -> bool {
-        self.arenas.lock().iter().all(|arena| arena.is_locked())
+        self.arenas.lock().iter().filter_map(Weak::upgrade).all(|arena| arena.is_locked())
     }
 
     /// Adds the keys of a family, or replaces them.
@@ -203,7 +206,7 @@ mod tests {
         let used = ring.load(keys);
         assert!(ring.is_locked() && ring.family(7).is_some() && ring.family(8).is_none());
         assert!(ring.unload(7) && !ring.unload(7) && ring.family(7).is_none());
-        let arena = Arc::clone(&ring.arenas.lock()[0]);
+        let arena = ring.arenas.lock()[0].upgrade().unwrap();
         let free = || std::iter::from_fn(|| arena.take()).collect::<Vec<SecretSlot>>();
         assert_eq!(used.current().master.view().0, &[0x5a; 32], "still in use");
         assert_eq!(free().len(), ARENA / 32 - 1);
@@ -211,6 +214,10 @@ mod tests {
         let slots = free();
         assert_eq!(slots.len(), ARENA / 32);
         assert!(slots.iter().all(|slot| slot.get() == &[0; 32]));
+        drop((slots, arena));
+        assert_eq!(ring.arenas.lock()[0].strong_count(), 0, "unmapped with the last key: the machine may hibernate");
+        let _again = ring.keep(&key(&[1; 32])).unwrap();
+        assert_eq!(ring.arenas.lock().len(), 1);
     }
 
     #[test]

@@ -90,14 +90,14 @@ impl Secret {
 
     /// Derives the key of a slot.
     fn slot_key(&self, derivation: &SlotDerivation) -> Result<SecretKey, PoolError> {
-        let (mut bytes, purpose) = match derivation {
+        let (secret, purpose) = match derivation {
             SlotDerivation::Secret => {
-                let bytes = <[u8; KEY]>::try_from(self.bytes.as_slice());
-                (bytes.map_err(|_| PoolError::Refused("a key has 32 bytes".to_owned()))?, KeyPurpose::SlotSecret)
+                let secret = SecretKey::from_slice(&self.bytes);
+                (secret.ok_or_else(|| PoolError::Refused("a key has 32 bytes".to_owned()))?, KeyPurpose::SlotSecret)
             }
             SlotDerivation::Argon2(cost) => (argon2(&self.bytes, cost)?, KeyPurpose::SlotPassphrase),
         };
-        derive(purpose, SecretKey::take(&mut bytes).view(), &[])
+        derive(purpose, secret.view(), &[])
     }
 }
 
@@ -112,7 +112,7 @@ fn from_hex(digits: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
 }
 
 /// Argon2id, version 1.3.
-pub(super) fn argon2(passphrase: &[u8], cost: &Argon2Cost) -> Result<[u8; KEY], PoolError> {
+pub(super) fn argon2(passphrase: &[u8], cost: &Argon2Cost) -> Result<SecretKey, PoolError> {
     if !cost.is_possible() {
         return Err(PoolError::Format(Damage::Structure("the parameters of a passphrase's slot")));
     }
@@ -123,17 +123,13 @@ pub(super) fn argon2(passphrase: &[u8], cost: &Argon2Cost) -> Result<[u8; KEY], 
         return Err(PoolError::Refused(format!("no memory of {} KiB for the passphrase", cost.memory)));
     }
     memory.resize(params.block_count(), Block::new());
-    nacre_sys::secret_memory::shield(&mut memory);
-    let mut key = [0; KEY];
-    let derived = Argon2::new(Algorithm::Argon2id, Version::V0x13, params).hash_password_into_with_memory(
-        passphrase,
-        &cost.salt,
-        &mut key,
-        &mut memory,
-    );
-    memory.iter_mut().for_each(|block| block.zeroize());
-    derived.map_err(refused)?;
-    Ok(key)
+    let mut shielded = nacre_sys::secret_memory::shield(&mut memory);
+    let derived = SecretKey::made(|key| {
+        let library = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+        library.hash_password_into_with_memory(passphrase, &cost.salt, key, &mut *shielded)
+    });
+    shielded.iter_mut().for_each(|block| block.zeroize());
+    derived.map_err(refused)
 }
 
 /// A clock: makes the call, and returns how many milliseconds it took.
@@ -226,8 +222,13 @@ pub fn open_slot(key_root: &KeyRootRow, slot: u8, row: &SlotRow, secret: &Secret
     let fields: [&[u8]; 3] = [&key_root.id, &[slot], &row.parameters()];
     let opened = open_box(KeyPurpose::BoxSlot, key.view(), &fields, &row.sealed);
     let opened = opened.map_err(|WrongSeal| KeyError::WrongKey)?;
-    let mut bytes = <[u8; KEY]>::try_from(opened.as_slice()).map_err(|_| KeyError::Forged)?;
-    let root = SecretKey::take(&mut bytes);
-    let found = Mac::from_bytes(commitment(root.view())?);
-    if found == Mac::from_bytes(key_root.commitment) { Ok(root) } else { Err(KeyError::Forged) }
+    let root = SecretKey::from_slice(&opened).ok_or(KeyError::Forged)?;
+    check_root(key_root, root.view())?;
+    Ok(root)
+}
+
+/// Refuses a root key that the key root does not commit to.
+pub(super) fn check_root(key_root: &KeyRootRow, root: KeyView<'_>) -> Result<(), KeyError> {
+    let found = Mac::from_bytes(commitment(root)?);
+    if found == Mac::from_bytes(key_root.commitment) { Ok(()) } else { Err(KeyError::Forged) }
 }

@@ -112,7 +112,7 @@ fn a_root_key_opens_by_each_of_its_slots() {
     }
     let slots = table.slots(number).unwrap();
     assert_eq!(
-        slots.iter().map(|(slot, row)| (*slot, row.label.as_str())).collect::<Vec<_>>(),
+        slots.iter().map(|(slot, row)| (*slot, row.as_ref().unwrap().label.as_str())).collect::<Vec<_>>(),
         [(0, "first"), (1, ""), (5, "")]
     );
     assert!(matches!(table.open(99, &passphrase("correct horse"), None), Err(KeyError::Damaged)));
@@ -130,12 +130,25 @@ fn wrong_damaged_and_forged_slots_are_told_apart() {
         bench.catalog.set_slot(number, 0, Some(changed)).unwrap();
         assert!(matches!(bench.table().open(number, &horse, None), Err(KeyError::Damaged)), "byte {at}");
     }
+    // The other slots open as before, and the last one that can be read stays.
+    let raw = secret(KeyFormat::Raw, &[9; 32]);
+    assert_eq!(bench.table().open(number, &raw, None).unwrap().0, 5);
+    assert_eq!(bench.table().open(number, &raw, Some(5)).unwrap().0, 5);
+    let listed = bench.table().slots(number).unwrap();
+    assert_eq!(
+        listed.iter().map(|(slot, row)| (*slot, row.is_some())).collect::<Vec<_>>(),
+        [(0, false), (1, true), (5, true)]
+    );
+    let removed = bench.catalog.slots(number).unwrap();
+    bench.table().remove_slot(number, 1).unwrap();
+    assert!(bench.table().remove_slot(number, 5).is_err(), "the last one that opens");
+    bench.catalog.set_slot(number, 1, Some(removed[1].1.clone())).unwrap();
     // The box of another slot.
     bench.catalog.set_slot(number, 3, Some(sealed.clone())).unwrap();
     bench.catalog.set_slot(number, 0, Some(sealed)).unwrap();
-    assert!(matches!(bench.table().open(number, &horse, None), Err(KeyError::Damaged)));
+    assert!(matches!(bench.table().open(number, &horse, Some(3)), Err(KeyError::Damaged)));
+    assert_eq!(bench.table().open(number, &horse, None).unwrap().0, 0);
     bench.catalog.set_slot(number, 3, None).unwrap();
-    bench.table().open(number, &horse, None).unwrap();
     // Another erasable key: the table was destroyed.
     let right = std::mem::replace(&mut bench.erasable, key(&[1; 32]));
     assert!(matches!(bench.table().open(number, &horse, None), Err(KeyError::Damaged)));
@@ -209,6 +222,11 @@ fn families_open_by_their_root_key_alone() {
     assert_ne!(*keys.current().master.view().0, first);
     let (_, other) = bench.table().add_key_root(0, 0).unwrap();
     assert!(matches!(bench.table().load_family(family, other.view(), &keyring), Err(KeyError::WrongKey)));
+    let (families, masters) = (bench.catalog.families().unwrap().len(), bench.catalog.master_keys(family).unwrap());
+    assert!(matches!(bench.table().add_family(number, other.view(), Cipher::Aes256Gcm), Err(KeyError::Forged)));
+    assert!(matches!(bench.table().add_generation(family, other.view(), Cipher::Aes256Gcm), Err(KeyError::Forged)));
+    assert_eq!(bench.catalog.families().unwrap().len(), families, "nothing was put");
+    assert_eq!(bench.catalog.master_keys(family).unwrap(), masters);
     assert!(matches!(bench.table().load_family(7, root.view(), &keyring), Err(KeyError::Damaged)));
     let second = bench.table().add_family(number, root.view(), Cipher::Aes256Gcm).unwrap();
     // The master key of one family in the place of another's, and a generation in the place of another.
@@ -232,17 +250,38 @@ fn a_renewed_erasable_key_opens_everything_and_the_old_one_nothing() {
     let family = bench.table().add_family(number, root.view(), Cipher::Aes256Gcm).unwrap();
     let before: Vec<_> = bench.catalog.slots(number).unwrap();
     let new = key(&[0x77; 32]);
-    bench.table().renew(2, new.view()).unwrap();
+    assert_eq!(bench.table().renew(2, new.view(), DamagedRows::Refused).unwrap(), 0);
     assert_eq!(bench.catalog.erasable_sequence().unwrap(), Some(2));
     assert!(
         bench.catalog.slots(number).unwrap().iter().zip(&before).all(|(now, then)| now.0 == then.0 && now.1 != then.1)
     );
-    assert!(matches!(bench.table().slots(number), Err(KeyError::Damaged)), "the old key");
-    assert!(matches!(bench.table().renew(3, key(&[1; 32]).view()), Err(KeyError::Damaged)));
+    assert!(bench.table().slots(number).unwrap().iter().all(|(_, row)| row.is_none()), "the old key");
+    for damaged in [DamagedRows::Refused, DamagedRows::Removed] {
+        assert!(matches!(bench.table().renew(3, key(&[1; 32]).view(), damaged), Err(KeyError::Damaged)));
+    }
     assert_eq!(bench.catalog.erasable_sequence().unwrap(), Some(2), "nothing has changed");
     bench.erasable = new;
     bench.table().open(number, &passphrase("correct horse"), None).unwrap();
     bench.table().load_family(family, root.view(), &keyring).unwrap();
+}
+
+/// One damaged row does not keep the erasable key from being renewed for all others.
+#[test]
+fn damaged_rows_are_removed_by_a_renewal_that_accepts_it() {
+    let (mut bench, number, root) = with_slots();
+    let family = bench.table().add_family(number, root.view(), Cipher::Aes256Gcm).unwrap();
+    let mut slots = bench.catalog.slots(number).unwrap();
+    slots[1].1[50] ^= 1;
+    bench.catalog.set_slot(number, 1, Some(slots[1].1.clone())).unwrap();
+    let new = key(&[0x77; 32]);
+    assert!(matches!(bench.table().renew(2, new.view(), DamagedRows::Refused), Err(KeyError::Damaged)));
+    assert_eq!(bench.catalog.slots(number).unwrap(), slots, "nothing has changed");
+    assert_eq!(bench.table().renew(2, new.view(), DamagedRows::Removed).unwrap(), 1);
+    bench.erasable = new;
+    let left: Vec<u8> = bench.table().slots(number).unwrap().iter().map(|(slot, _)| *slot).collect();
+    assert_eq!(left, [0, 5]);
+    bench.table().open(number, &passphrase("correct horse"), None).unwrap();
+    bench.table().load_family(family, root.view(), &Keyring::new(Unlocked::Accepted)).unwrap();
 }
 
 #[test]
@@ -267,7 +306,8 @@ fn passphrases_are_derived_as_argon2id_is_defined() {
     assert_eq!(hex_of(&out), "9dfeb910e80bad0311fee20f9c0e2b12c17987b4cac90c2ef54d5b3021c68bfe");
     // Slots call it in this way.
     library.hash_password_into_with_memory(b"password", &[3; 32], &mut out, &mut memory).unwrap();
-    assert_eq!(argon2_for_tests(b"password", &Argon2Cost { memory: 256, ..COST }).unwrap(), out);
+    let derived = argon2_for_tests(b"password", &Argon2Cost { memory: 256, ..COST }).unwrap();
+    assert_eq!(derived.view().0, &out);
 }
 
 #[test]
