@@ -13,6 +13,7 @@ mod keyring;
 mod message;
 mod node_form;
 mod sealed_box;
+mod sealers;
 mod slots;
 mod stored_form;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub use keyring::{FamilyKeys, Generation, Keyring, LockedKey};
 pub use message::{Cipher, NONCE, TAG, WrongSeal, open_message, seal_message};
 pub use node_form::ShortNode;
 pub use sealed_box::{BOX_OVERHEAD, open_box, seal_box};
+pub use sealers::Sealers;
 pub use slots::{KeyError, NewSlot, Secret, Stopwatch, choose_cost, commitment, open_slot, seal_slot};
 pub use stored_form::{CHILDREN_MAX, FrameKeys, NewContent, NewSeal, PREFIX, StoredForm, rehash, seal_frame};
 #[cfg(test)]

@@ -295,6 +295,17 @@ impl Frames for CachedFrames {
         self.cache.data(&*self.storage, pointer)
     }
 
+    fn read_accepted(
+        &self,
+        pointer: &Pointer,
+        is_right: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Arc<[u8]>, PoolError> {
+        // Not from the cache, which may have the refused bytes: they are forgotten there.
+        let content = self.storage.read_accepted(pointer, is_right)?;
+        self.cache.forget(pointer);
+        Ok(content)
+    }
+
     fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<(), PoolError> {
         let mut missing = Vec::with_capacity(wanted.len());
         for Wanted { pointer, target } in wanted.iter_mut() {
@@ -347,6 +358,11 @@ impl Frames for CachedFrames {
     fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
         self.storage.write_compressed(frame, compressed)
     }
+}
+
+#[cfg(test)]
+pub(crate) fn cached_for_tests(storage: Arc<dyn Storage>, cache: &Arc<Cache>) -> Arc<dyn Frames> {
+    Arc::new(CachedFrames { storage, cache: Arc::clone(cache) })
 }
 
 impl Pool {

@@ -243,9 +243,12 @@ pub trait Frames: Send + Sync {
     /// compression and checksum.
     ///
     /// # Errors
-    /// As [`Self::write`].
+    /// As [`Self::write`]; [`PoolError::Refused`] for a sealed frame where the implementation keeps content only: it
+    /// would be stored in the clear.
     fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
-        let _ = compressed;
+        if compressed.sealed.is_some() || compressed.pointer.is_sealed() {
+            return Err(PoolError::Refused("a sealed frame has no place here".to_owned()));
+        }
         self.write(frame)
     }
 }

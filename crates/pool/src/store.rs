@@ -310,10 +310,6 @@ impl Store {
         if u64::from(pointer.stored) > self.longest {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
-        if pointer.is_sealed() && !self.is_sealed() {
-            let damage = Damage::Structure("a sealed frame in a pool without encryption");
-            return Err(PoolError::Frame { pointer: *pointer, damage });
-        }
         let damage = if pointer.compression == Compression::Off {
             if length == target.len() {
                 self.read_stored_at(pointer, place, way, target, &mut kept.sources)?;
@@ -502,8 +498,13 @@ impl Store {
         PoolError::Suspended { durable: self.durable(), reason: reason.clone() }
     }
 
-    /// Location of a frame's header: the segment, its location, and the offset in it in bytes.
+    /// Location of a frame's header: the segment, its location, and the offset in it in bytes. Every way of reading
+    /// frames begins here, so sealed frames in a pool without that feature are refused here.
     fn find(&self, pointer: &Pointer) -> Result<Location> {
+        if pointer.is_sealed() && !self.is_sealed() {
+            let damage = Damage::Structure("a sealed frame in a pool without encryption");
+            return Err(PoolError::Frame { pointer: *pointer, damage });
+        }
         let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
         let found = {
             let map = self.map.read();

@@ -6,18 +6,20 @@
 //! - Bytes that the key does not open are never returned: they are looked for in the other copies, which repairs the
 //!   forged one, and otherwise are an error.
 //! - No lock is held while frames are sealed or opened.
+//! - No content in the clear is passed to the store: a frame goes down with its stored bytes alone.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::keyring::{FamilyKeys, Generation};
 use super::node_form::ShortNode;
+use super::sealers::Sealers;
 use super::stored_form::{NewContent, NewSeal, StoredForm, seal_frame};
 use super::{ID, RandomBytes};
 use crate::compress;
 use crate::error::{Damage, PoolError};
 use crate::frame::Sealer;
-use crate::frames::{Compressed, Frames, NewFrame, Reach, SealedHeader, Wanted};
+use crate::frames::{Compressed, CompressionSetting, Frames, NewFrame, Reach, SealedHeader, Wanted};
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer};
 
 /// Maximum length of a sealed node's stored bytes.
@@ -40,21 +42,32 @@ pub enum PlainFrames {
 /// Access to the frames of an encrypted file system.
 pub struct SealedFrames {
     below: Arc<dyn Frames>,
-    keys: Arc<FamilyKeys>,
-    random: Arc<dyn RandomBytes>,
+    sealing: Arc<Sealing>,
+    sealers: Arc<Sealers>,
     plain: PlainFrames,
 }
 
+/// What frames are sealed with.
+pub(super) struct Sealing {
+    keys: Arc<FamilyKeys>,
+    random: Arc<dyn RandomBytes>,
+}
+
 impl SealedFrames {
-    /// Frames of a family of keys, stored below.
+    /// Frames of a family of keys, stored below. The threads are those of the pool.
     #[must_use]
     pub fn new(
         below: Arc<dyn Frames>,
         keys: Arc<FamilyKeys>,
         random: Arc<dyn RandomBytes>,
+        sealers: Arc<Sealers>,
         plain: PlainFrames,
     ) -> Self {
-        Self { below, keys, random, plain }
+        Self { below, sealing: Arc::new(Sealing { keys, random }), sealers, plain }
+    }
+
+    fn keys(&self) -> &FamilyKeys {
+        &self.sealing.keys
     }
 
     /// Whether a frame is opened here; `false` for a frame in the clear that the store reads.
@@ -77,14 +90,14 @@ impl SealedFrames {
         stored: &'s [u8],
     ) -> Result<(StoredForm<'s>, &'k Generation), Damage> {
         let form = StoredForm::decode(pointer.kind, stored).map_err(damage_of)?;
-        let generation = self.keys.generation(&form.generation).filter(|found| found.ordinal >= pointer.pin);
+        let generation = self.keys().generation(&form.generation).filter(|found| found.ordinal >= pointer.pin);
         Ok((form, generation.ok_or(Damage::Seal)?))
     }
 
     /// Opens stored bytes; returns the content.
     fn open(&self, pointer: &Pointer, stored: &[u8]) -> Result<Vec<u8>, Damage> {
         let (form, generation) = self.form_of(pointer, stored)?;
-        let content = form.open(&self.keys.frame_keys(generation), pointer)?;
+        let content = form.open(&self.keys().frame_keys(generation), pointer)?;
         if !is_node(pointer.kind) {
             return Ok(content);
         }
@@ -97,7 +110,7 @@ impl SealedFrames {
 
     fn open_into(&self, pointer: &Pointer, stored: &[u8], target: &mut [u8]) -> Result<(), Damage> {
         let (form, generation) = self.form_of(pointer, stored)?;
-        form.open_into(&self.keys.frame_keys(generation), pointer, target)
+        form.open_into(&self.keys().frame_keys(generation), pointer, target)
     }
 
     /// Reads the frame from another copy, after its stored bytes were not opened.
@@ -112,10 +125,12 @@ impl SealedFrames {
 
     fn read_into(&self, Wanted { pointer, target }: &mut Wanted<'_>) -> Result<(), PoolError> {
         let opened = STORED.with_borrow_mut(|buffer| {
-            buffer.clear();
-            buffer.resize(pointer.stored as usize, 0);
-            self.below.read_all(&mut [Wanted { pointer: *pointer, target: buffer }])?;
-            let opened = self.open_into(pointer, buffer, target);
+            if buffer.len() < pointer.stored as usize {
+                buffer.resize(pointer.stored as usize, 0);
+            }
+            let stored = buffer.get_mut(..pointer.stored as usize).unwrap_or_default();
+            self.below.read_all(&mut [Wanted { pointer: *pointer, target: &mut *stored }])?;
+            let opened = self.open_into(pointer, stored, target);
             compress::forget_much(buffer);
             Ok::<_, PoolError>(opened)
         })?;
@@ -131,6 +146,14 @@ impl SealedFrames {
         Ok(())
     }
 
+    /// Writes a sealed frame. The store gets its stored bytes, and no content.
+    fn write_sealed(&self, frame: &NewFrame<'_>, sealed: &Compressed) -> Result<Pointer, PoolError> {
+        let (compression, checksum) = (CompressionSetting::Off, ChecksumKind::Sealed);
+        self.below.write_compressed(&NewFrame { content: &[], compression, checksum, ..*frame }, sealed)
+    }
+}
+
+impl Sealing {
     /// Seals content for a frame.
     fn seal(&self, frame: &NewFrame<'_>, logical: u32, content: NewContent<'_>) -> Result<Compressed, PoolError> {
         let mut id = [0; ID];
@@ -171,7 +194,8 @@ impl SealedFrames {
         Ok(Compressed { pointer, stored: Some(stored), sealed: Some(sealed) })
     }
 
-    fn seal_content(&self, frame: &NewFrame<'_>) -> Result<Compressed, PoolError> {
+    /// Seals the content of a frame.
+    pub(super) fn seal_content(&self, frame: &NewFrame<'_>) -> Result<Compressed, PoolError> {
         let logical = u32::try_from(frame.content.len())
             .map_err(|_| PoolError::Refused("content that is too long for a frame".to_owned()))?;
         self.seal(frame, logical, NewContent::Plain(frame.content, frame.compression))
@@ -208,6 +232,7 @@ impl Frames for SealedFrames {
         }
     }
 
+    // By one thread, as the store does it: a stream has several requests at a time, each with its own thread.
     fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<(), PoolError> {
         wanted.iter_mut().try_for_each(|wanted| {
             if self.is_opened(&wanted.pointer)? {
@@ -238,16 +263,24 @@ impl Frames for SealedFrames {
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
-        self.below.write_compressed(frame, &self.seal_content(frame)?)
+        self.write_sealed(frame, &self.sealing.seal_content(frame)?)
+    }
+
+    fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<(), PoolError> {
+        let sealed = self.sealers.seal(&self.sealing, frames)?;
+        frames.iter().zip(&sealed).try_for_each(|(frame, sealed)| {
+            written.push(self.write_sealed(frame, sealed)?);
+            Ok(())
+        })
     }
 
     fn compress_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Compressed>, PoolError> {
-        frames.iter().map(|frame| self.seal_content(frame)).collect()
+        self.sealers.seal(&self.sealing, frames)
     }
 
     fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
         if compressed.sealed.is_some() {
-            return self.below.write_compressed(frame, compressed);
+            return self.write_sealed(frame, compressed);
         }
         // Packed elsewhere, as a stream has brought it.
         let Pointer { compression, logical, .. } = compressed.pointer;
@@ -263,7 +296,7 @@ impl Frames for SealedFrames {
             }
             NewContent::Plain(&unpacked, frame.compression)
         };
-        self.below.write_compressed(frame, &self.seal(frame, logical, content)?)
+        self.write_sealed(frame, &self.sealing.seal(frame, logical, content)?)
     }
 }
 

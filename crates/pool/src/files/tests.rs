@@ -144,6 +144,8 @@ struct MapFrames {
     rotten: Mutex<Vec<u32>>,
     /// Writes that still succeed; negative: all.
     room: AtomicI64,
+    /// Frames are stored as if they were sealed.
+    sealed: std::sync::atomic::AtomicBool,
     /// Called by each write.
     on_write: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
 }
@@ -167,17 +169,19 @@ impl Frames for MapFrames {
         on_write.iter().for_each(|call| call());
         let index = self.next.fetch_add(1, Ordering::Relaxed);
         self.content.lock().insert(index, frame.content.into());
+        let is_sealed = self.sealed.load(Ordering::Relaxed);
+        // Zeros are compressed, other content is not.
+        let stored = if frame.content.iter().all(|byte| *byte == 0) { 16 } else { frame.content.len() as u32 };
         Ok(Pointer {
             segment: 1,
             index,
             offset: 0,
-            // Zeros are compressed, other content is not.
-            stored: if frame.content.iter().all(|byte| *byte == 0) { 16 } else { frame.content.len() as u32 },
+            stored: if is_sealed { (stored + 64).next_multiple_of(16) } else { stored },
             logical: frame.content.len() as u32,
             kind: frame.kind,
             compression: crate::Compression::Off,
-            checksum_kind: frame.checksum,
-            pin: 0,
+            checksum_kind: if is_sealed { ChecksumKind::Sealed } else { frame.checksum },
+            pin: u8::from(is_sealed),
             birth: frame.birth,
             checksum: [0; 16],
         })

@@ -157,7 +157,7 @@ impl<T: Table> Files<T> {
 
     /// The current frame of an attribute, if any, and the least that the attribute is charged;
     /// checks whether it exists as required.
-    fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<(Option<Pointer>, u64)> {
+    pub(super) fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<(Option<Pointer>, u64)> {
         let old = self.table.read().get(&keys::xattr(number, name))?;
         match (exists, &old) {
             (Some(true), None) => return Err(FileError::NoData),
@@ -165,7 +165,7 @@ impl<T: Table> Files<T> {
             _ => {}
         }
         Ok(match old.as_deref().map(Xattr::decode).transpose()? {
-            Some(Xattr::Frame(pointer)) => (Some(pointer), pointer.charged() + of_attribute(name, &[])),
+            Some(Xattr::Frame(pointer)) => (Some(pointer), pointer.owner_charge() + of_attribute(name, &[])),
             Some(Xattr::Inline(value)) => (None, of_attribute(name, value)),
             None => (None, 0),
         })

@@ -116,12 +116,17 @@ impl Store {
             }
             return Ok(frame.content.into());
         }
-        if u64::from(pointer.stored) > self.longest {
+        // Other frames may be in the place of a moved one: its parts are looked for where it is now.
+        let is_moved = || !self.find(pointer).is_ok_and(|now| now == *at);
+        if u64::from(pointer.stored) > self.longest || is_moved() {
             return Err(error);
         }
         let offset = at.offset + u64::from(Pointer::HEADER);
         let pieces = put_together(&*self.backend, at.at(), offset, pointer, is_right)?;
         let Some((stored, content, wrong)) = pieces else { return Err(error) };
+        if is_moved() {
+            return Ok(content.into());
+        }
         let durable = pointer.birth <= self.durable() && self.usable().is_ok();
         let mended = durable && self.told(self.heal(at.at(), offset, &stored)).is_some();
         for device in wrong {

@@ -43,7 +43,8 @@ impl Bench {
         let bench = Self::new();
         let below = Arc::clone(&bench.frames) as Arc<dyn Frames>;
         let keys = crate::crypt::family_for_tests(&[1]);
-        let sealed = SealedFrames::new(below, keys, Arc::new(SystemRandom::default()), PlainFrames::Refused);
+        let sealed =
+            SealedFrames::new(below, keys, Arc::new(SystemRandom::default()), Arc::default(), PlainFrames::Refused);
         Self { sealed: Some(sealed), ..bench }
     }
 

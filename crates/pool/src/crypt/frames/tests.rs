@@ -28,6 +28,10 @@ pub(crate) fn family(ordinals: &[u8]) -> Arc<FamilyKeys> {
     Arc::new(FamilyKeys::new(3, [6; ID], generations).unwrap())
 }
 
+fn sealed_over(below: Arc<dyn Frames>, ordinals: &[u8], plain: PlainFrames) -> SealedFrames {
+    SealedFrames::new(below, family(ordinals), Arc::new(Seeded::new(9)), Arc::default(), plain)
+}
+
 struct Bench {
     sims: Vec<Arc<Simulator>>,
     store: Arc<Store>,
@@ -52,7 +56,7 @@ impl Bench {
 
     fn frames(&self, ordinals: &[u8], plain: PlainFrames) -> SealedFrames {
         let below = Arc::clone(&self.store) as Arc<dyn Frames>;
-        SealedFrames::new(below, family(ordinals), Arc::new(Seeded::new(9)), plain)
+        sealed_over(below, ordinals, plain)
     }
 
     fn commit(&self, txg: u64) {
@@ -180,7 +184,7 @@ fn content_and_nodes_come_back_and_the_store_sees_none_of_them() {
         .scrub(&mut |checked| {
             assert_eq!(checked.damage, None);
             if let Some(header) = checked.header {
-                let keys = frames.keys.frame_keys(frames.keys.generation(&[2; 8]).unwrap());
+                let keys = frames.keys().frame_keys(frames.keys().generation(&[2; 8]).unwrap());
                 let (object, offset) = keys.owner_mask(&header.pointer.checksum).unwrap();
                 assert_eq!((header.sealer.family, header.sealer.ordinal, header.owner.dataset), (3, 2, 4));
                 assert_eq!((header.owner.object ^ object, header.owner.offset ^ offset), (77, 4096), "masked");
@@ -235,6 +239,129 @@ fn packed_content_is_sealed_as_it_came() {
             )
             .is_err()
     );
+}
+
+/// Frames that keep content only, and have been given this.
+#[derive(Default)]
+struct ContentOnly {
+    given: parking_lot::Mutex<Vec<Vec<u8>>>,
+}
+
+impl Frames for ContentOnly {
+    fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
+        Err(PoolError::Frame { pointer: *pointer, damage: Damage::Header })
+    }
+
+    fn expect(&self, _: &[Pointer]) {}
+
+    fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
+        self.given.lock().push(frame.content.to_vec());
+        Err(PoolError::NoSpace)
+    }
+}
+
+/// Frames that note the content that comes with stored bytes.
+struct Noting {
+    store: Arc<Store>,
+    given: parking_lot::Mutex<Vec<usize>>,
+}
+
+impl Frames for Noting {
+    fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
+        self.store.read(pointer)
+    }
+
+    fn expect(&self, _: &[Pointer]) {}
+
+    fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
+        self.given.lock().push(frame.content.len());
+        self.store.write(frame)
+    }
+
+    fn write_compressed(&self, frame: &NewFrame<'_>, compressed: &Compressed) -> Result<Pointer, PoolError> {
+        self.given.lock().push(frame.content.len());
+        self.store.write_compressed(frame, compressed)
+    }
+}
+
+#[test]
+fn nothing_in_the_clear_is_passed_down() {
+    let bench = Bench::new();
+    let noting = Arc::new(Noting { store: Arc::clone(&bench.store), given: parking_lot::Mutex::default() });
+    let only = Arc::new(ContentOnly::default());
+    let above = sealed_over(Arc::clone(&noting) as Arc<dyn Frames>, &[1], PlainFrames::Accepted);
+    let refused = sealed_over(Arc::clone(&only) as Arc<dyn Frames>, &[1], PlainFrames::Accepted);
+    let content = content(1, 5000);
+    let new = new_frame(FrameKind::Data, &content);
+    let node = leaf(&[]);
+    let write_all = |frames: &SealedFrames| {
+        let pointer = frames.write(&new).and_then(|pointer| {
+            frames.write(&new_frame(FrameKind::Leaf, &node))?;
+            let sealed = frames.compress_all(&[new, new])?;
+            frames.write_compressed(&new, &sealed[0])?;
+            frames.write_all(&[new, new], &mut Vec::new())?;
+            Ok(pointer)
+        })?;
+        assert_eq!(*frames.read(&pointer)?, *content);
+        Ok::<_, PoolError>(())
+    };
+    write_all(&above).unwrap();
+    assert_eq!(*noting.given.lock(), [0; 5]);
+    assert!(matches!(write_all(&refused), Err(PoolError::Refused(_))));
+    let sealed = refused.compress_all(&[new]).unwrap();
+    assert!(matches!(refused.write_compressed(&new, &sealed[0]), Err(PoolError::Refused(_))));
+    assert!(refused.write_all(&[new], &mut Vec::new()).is_err());
+    assert_eq!(only.given.lock().len(), 0, "refused, and not written in the clear");
+}
+
+/// Several callers at once, each with more frames than the threads have room for.
+#[test]
+fn many_frames_are_sealed_by_several_threads_in_their_order() {
+    let bench = Bench::new();
+    let frames = bench.frames(&[1, 2], PlainFrames::Refused);
+    std::thread::scope(|scope| {
+        for caller in 0..3u64 {
+            let frames = &frames;
+            scope.spawn(move || {
+                let contents: Vec<_> = (0..60).map(|number| content(caller * 100 + number, 20_000)).collect();
+                let new: Vec<_> = contents.iter().map(|content| new_frame(FrameKind::Data, content)).collect();
+                let mut pointers = Vec::new();
+                frames.write_all(&new, &mut pointers).unwrap();
+                assert_eq!(pointers.len(), contents.len());
+                for (pointer, content) in pointers.iter().zip(&contents) {
+                    assert!(*frames.read(pointer).unwrap() == **content);
+                }
+            });
+        }
+    });
+    // One frame that cannot be sealed: the caller gets the error.
+    let contents: Vec<_> = (0..40).map(|number| content(number, if number == 30 { 0 } else { 20_000 })).collect();
+    let new: Vec<_> = contents.iter().map(|content| new_frame(FrameKind::Data, content)).collect();
+    let mut pointers = Vec::new();
+    assert!(matches!(frames.write_all(&new, &mut pointers), Err(PoolError::Refused(_))));
+    assert!(pointers.is_empty());
+}
+
+/// The cache below, which has stored bytes: the refused ones are looked for in the other copy, and forgotten.
+#[test]
+fn a_forged_copy_is_healed_through_the_cache() {
+    let bench = Bench::new();
+    let storage = Arc::clone(&bench.store) as Arc<dyn crate::engine::Storage>;
+    let cached = crate::engine::cached_for_tests(storage, &Arc::new(crate::cache::Cache::new(1 << 20)));
+    let frames = sealed_over(Arc::clone(&cached), &[1], PlainFrames::Refused);
+    let value = content(1, 9000);
+    let pointer = frames.write(&new_frame(FrameKind::Value, &value)).unwrap();
+    bench.commit(1);
+    let copies = bench.copies(&pointer);
+    let right = bench.bytes_at(copies[0], &pointer);
+    let mut forged = right.clone();
+    forged[60] ^= 1;
+    rehash(&mut forged, &pointer.checksum, pointer.kind, pointer.counted_logical());
+    bench.sims[copies[0].0].write_at(&forged, copies[0].1).unwrap();
+    assert_eq!(*cached.read(&pointer).unwrap(), *forged, "and now in the cache");
+    assert_eq!(*frames.read(&pointer).unwrap(), *value);
+    assert_eq!(bench.store.mended(), 1);
+    assert_eq!(*cached.read(&pointer).unwrap(), *right);
 }
 
 #[test]

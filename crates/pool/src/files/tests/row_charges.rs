@@ -272,3 +272,20 @@ fn a_whiteout_beyond_the_quota_takes_no_name_from_the_file_to_replace() {
     files.free_released(u64::MAX).unwrap();
     assert_eq!(content(&files, &files.look_up(&root, b"second name").unwrap().0), [1; 5000]);
 }
+
+/// A sealed frame of an attribute is charged like the one in the clear, also where a replaced one makes room in a quota.
+#[test]
+fn a_replaced_attribute_makes_as_much_room_sealed_as_in_the_clear() {
+    let room_of = |sealed: bool| {
+        let (files, frames) = empty();
+        frames.sealed.store(sealed, std::sync::atomic::Ordering::Relaxed);
+        let file = make(&files, &files.root(), b"file", FileType::Regular);
+        // Longer than what a row takes.
+        files.set_attribute(&file, b"user.a", &[1; 6000], None, None).unwrap();
+        let charged = files.attributes(&file).unwrap().charged;
+        let (old, room) = files.old_frame(file.number(), b"user.a", None).unwrap();
+        assert_eq!(old.unwrap().is_sealed(), sealed);
+        (charged, room)
+    };
+    assert_eq!(room_of(true), room_of(false));
+}

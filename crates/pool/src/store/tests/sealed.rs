@@ -223,3 +223,70 @@ fn a_damaged_copy_of_a_sealed_node_is_healed_from_the_other() {
         })
         .unwrap();
 }
+
+/// The other copy is no way around the refusal.
+#[test]
+fn a_pool_without_the_feature_reads_a_sealed_frame_from_no_copy() {
+    let sims = simulators(2, 64 * MIB);
+    let store = create_sealed(&sims, true);
+    let pointer = put_sealed(&store, 1, 5, 3000).unwrap();
+    commit(&store, 1).unwrap();
+    store.read(&pointer).unwrap();
+    store.sealed_frames.store(false, std::sync::atomic::Ordering::Release);
+    let damage = Damage::Structure("a sealed frame in a pool without encryption");
+    let is_refused = |read: Result<()>| matches!(read, Err(PoolError::Frame { damage: found, .. }) if found == damage);
+    assert!(is_refused(store.read(&pointer).map(drop)));
+    assert!(is_refused(store.read_accepted(&pointer, &mut |_| true).map(drop)));
+    let mut target = vec![0; pointer.stored as usize];
+    assert!(is_refused(store.read_all(&mut [Wanted { pointer, target: &mut target }])));
+    assert_eq!(store.mended(), 0);
+}
+
+/// A frame is moved while its copies are judged: its old place is neither put together nor repaired, nor is a device
+/// blamed for what is there.
+#[test]
+fn a_frame_that_was_moved_meanwhile_is_looked_for_where_it_is() {
+    let sims = simulators(2, 64 * MIB);
+    let store = create_sealed(&sims, true);
+    let pointer = put_sealed(&store, 1, 5, 30_000).unwrap();
+    let (_, right) = sealed_bytes(5, 30_000);
+    commit(&store, 1).unwrap();
+    let place = store.segments().iter().find(|segment| segment.id == pointer.segment).unwrap().place.clone();
+    let starts: Vec<(usize, u64)> = place
+        .iter()
+        .map(|slot| {
+            let start = crate::backend::slots::start(*slot, store.slot()) + u64::from(pointer.offset) * 16;
+            (usize::from(slot.device), start + u64::from(Pointer::HEADER))
+        })
+        .collect();
+    // One copy is forged at its begin, with a right hash; the other one is damaged at its end.
+    let mut forged = right.clone();
+    forged[60] ^= 1;
+    let hash = stored::stored_hash(&pointer, &forged[16..]);
+    forged[..16].copy_from_slice(&hash);
+    sims[starts[0].0].write_at(&forged, starts[0].1).unwrap();
+    sims[starts[1].0].rot(starts[1].1 + 20_000, 3);
+    let read = |(device, at): (usize, u64)| {
+        let mut bytes = vec![0; right.len()];
+        sims[device].read_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let telling = Arc::clone(&told);
+    store.watch(move |damaged| telling.lock().push((damaged.device, damaged.mended)));
+    let mut before = None;
+    let content = store.read_accepted(&pointer, &mut |bytes| {
+        if before.is_none() {
+            store.move_out_for_tests(pointer.segment, 64 * MIB, &mut Cleaned::default()).unwrap();
+            before = Some(starts.iter().map(|start| read(*start)).collect::<Vec<_>>());
+            told.lock().clear();
+            return false;
+        }
+        *bytes == *right
+    });
+    let before = before.expect("a copy was judged");
+    // The cleaner has moved the forged copy, whose hash is right.
+    assert!(matches!(content, Err(PoolError::Frame { damage: Damage::Seal, .. })), "{content:?}");
+    assert_eq!(starts.iter().map(|start| read(*start)).collect::<Vec<_>>(), before, "the old place stays as it is");
+    assert!(told.lock().iter().all(|(_, mended)| !mended), "{:?}", told.lock());
+}
