@@ -16,6 +16,7 @@
 //!   deleted only after a root of the same writer has become the newest.
 
 mod disks;
+mod erasable;
 mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +25,7 @@ use std::ops::Range;
 pub use disks::{
     DeviceHealth, Disks, Evenness, MINIMUM_DEVICE, NewGroup, NewMembers, NewShape, TrimStep, name_of, slots,
 };
+pub use erasable::ErasableKeys;
 pub use objects::{
     Bucket, CacheFigures, Cached, LastWriter, LocalLog, MemoryBucket, ObjectTag, Objects, Parts, Put, Requests,
     SeenRoots, Silence, WriterId, longest_object,
@@ -559,6 +561,11 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`PoolError::Device`], [`PoolError::Refused`] for an identity that does not fit.
     fn put_identity(&self, identity: &Identity) -> Result<()>;
+
+    /// The pool's erasable keys; `None` where there is no place for them.
+    fn erasable(&self) -> Option<&dyn ErasableKeys> {
+        None
+    }
 
     /// Writes a root durably. Everything that it names was flushed before.
     ///

@@ -4,8 +4,8 @@
 //! valid from then on.
 //!
 //! Callers: the store (create, open, commit, add) and the search for pools to import. Offsets: 0 and 512 KiB, and the
-//! two halves of the last whole MiB. In each: 64 KiB kept free (boot blocks, partition tables), the identity, and
-//! from 128 KiB on 96 root records of 4 KiB.
+//! two halves of the last whole MiB. In each: 64 KiB kept free (boot blocks, partition tables), the identity, from 96 KiB
+//! on the erasable keys of pools with encrypted file systems, and from 128 KiB on 96 root records of 4 KiB.
 //!
 //! Invariants:
 //! - A label is written in two rounds with a sync between them, so one valid copy always exists.
@@ -15,6 +15,7 @@
 //!   even after a power failure: an unreadable position is damage.
 
 mod change;
+mod erasable;
 mod group;
 mod identity;
 mod root;
@@ -22,6 +23,7 @@ mod root;
 mod tests;
 
 pub use change::{ChangeKind, ShapeChange};
+pub use erasable::{ErasableBlock, clear_former_end, mend_erasable, read_erasable, write_erasable};
 pub use group::{Group, GroupClass, GroupKind, MemberRole, MemberState, MemberStatus, UNIT};
 pub use identity::{Identity, Member, PoolState, VERSION};
 pub use root::{LogStart, MOST_COLUMNS, Place, Root, SlotAddress, TableSegment, UPPER_LIMIT};

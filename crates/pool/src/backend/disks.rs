@@ -35,6 +35,7 @@
 mod balance;
 mod beside;
 mod columns;
+mod erasable;
 mod heal;
 mod health;
 mod layout;
@@ -61,7 +62,8 @@ pub use reshape::{Evenness, NewShape, name_of};
 pub use trim::TrimStep;
 
 use super::{
-    Backend, Copies, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sources, Sweep, Unknown,
+    Backend, Copies, ErasableKeys, Healed, HealedPart, NewestRoot, PutRoot, Result, Room, SegmentAt, Sources, Sweep,
+    Unknown,
 };
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
@@ -102,6 +104,8 @@ pub struct Disks {
     layout: RwLock<Arc<Layout>>,
     /// The identity as the labels record it.
     identity: Mutex<Identity>,
+    /// The erasable keys as the labels have them.
+    erasable: Mutex<erasable::ErasableState>,
     /// Set while the labels do not record the current device states yet.
     unlabelled: AtomicBool,
     /// Devices whose root records do not belong to the pool's current state and have to be cleared.
@@ -627,6 +631,10 @@ impl Backend for Disks {
 
     fn put_identity(&self, identity: &Identity) -> Result<()> {
         self.write_identities(identity)
+    }
+
+    fn erasable(&self) -> Option<&dyn ErasableKeys> {
+        Some(self)
     }
 
     fn put_root(&self, root: &Root) -> Result<PutRoot> {

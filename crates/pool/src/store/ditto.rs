@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 
 use super::cleaning::{Cleaned, Outcome};
 use super::{Map, Result, Store};
-use crate::backend::{Copies, SegmentAt};
+use crate::backend::{Copies, ErasableKeys, SegmentAt};
+use crate::crypt::SecretKey;
 use crate::error::PoolError;
 use crate::frame::Sealer;
 use crate::frames::{Compressed, WriteStream};
@@ -79,6 +80,41 @@ impl Store {
         self.relabel(time, |identity| identity.incompatible |= Identity::UNFINISHED_ENCRYPTION)?;
         self.sealed_frames.store(true, Ordering::Release);
         Ok(())
+    }
+
+    fn erasable(&self) -> Result<&dyn ErasableKeys> {
+        let keys = self.backend.erasable().filter(|_| self.is_sealed());
+        keys.ok_or_else(|| PoolError::Refused("a pool without encryption has no erasable keys".to_owned()))
+    }
+
+    /// The pool's erasable keys with their numbers, as [`ErasableKeys::keys`]; none without encrypted file systems.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub fn erasable_keys(&self) -> Result<Vec<(u64, SecretKey)>> {
+        if self.is_sealed() { self.erasable()?.keys() } else { Ok(Vec::new()) }
+    }
+
+    /// Adds an erasable key durably, the first one of a pool, or the next one in a renewal; returns its number.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] in a pool without encryption, and as [`ErasableKeys::add`].
+    pub fn add_erasable(&self, key: &SecretKey) -> Result<u64> {
+        self.ready()?;
+        // No other thread writes labels or roots meanwhile.
+        let _committed = self.committed.lock();
+        self.erasable()?.add(key)
+    }
+
+    /// Destroys all erasable keys but this one: rows that are sealed under the others can never be opened again. Returns
+    /// the names of absent devices, which still have the others until they return.
+    ///
+    /// # Errors
+    /// As [`ErasableKeys::keep`].
+    pub fn keep_erasable(&self, sequence: u64) -> Result<Vec<String>> {
+        self.ready()?;
+        let _committed = self.committed.lock();
+        self.erasable()?.keep(sequence)
     }
 
     /// Refuses a sealed frame in a pool without that feature, and one that is not what the format requires.

@@ -386,7 +386,8 @@ impl Store {
         identity.check()?;
         // The new device first: the others must not name a device whose label does not know the pool.
         let index = u16::try_from(identity.members.len() - 1).or_else(|_| refused("too many devices"))?;
-        if let Err(error) = label::write_first_identity(&*device, &Identity { index, ..identity.clone() }) {
+        let written = label::write_first_identity(&*device, &Identity { index, ..identity.clone() });
+        if let Err(error) = written.and_then(|()| disks.mend_erasable(&*device)) {
             let Err(left) = label::clear(&*device) else { return refused(error.to_string()) };
             // Its leftover label must not count as the newest. An import requires label revisions at most one apart,
             // so the others are advanced beyond it step by step.
@@ -423,7 +424,12 @@ impl Store {
         // No slot reaches into the labels at the new end, which lie behind those at the old one.
         for (number, _) in &grown {
             let index = *number as u16;
-            label::clear_new_end(&*disks.device(index)?, identity.pool, index)?;
+            let device = disks.device(index)?;
+            label::clear_new_end(&*device, identity.pool, index)?;
+            if let (true, Some(member)) = (self.is_sealed(), committed.identity.members.get(*number)) {
+                // Nothing else overwrites the erasable keys there when they are destroyed.
+                label::clear_former_end(&*device, member.length)?;
+            }
         }
         (identity.revision, identity.time) = (identity.revision + 1, time);
         self.backend.put_identity(&identity).map_err(|error| self.suspend(&error))?;

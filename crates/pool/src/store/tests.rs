@@ -4,6 +4,7 @@ mod blame;
 mod copies;
 mod crash;
 mod ditto;
+mod erasable;
 mod fixture;
 mod full;
 mod hooked;

@@ -236,7 +236,7 @@ impl Disks {
                 label::write_identity(&**device, &Identity { index: number(index)?, ..identity.clone() })?;
             }
             *self.identity.lock() = identity.clone();
-            return Ok(());
+            return devices.iter().try_for_each(|device| self.mend_erasable(&**device).map(drop));
         }
         let mut identity = identity.clone();
         // Each further device that fails meanwhile has to be recorded on all others.
@@ -252,7 +252,12 @@ impl Disks {
                 if !layout.works(index) {
                     continue;
                 }
-                let written = label::write_identity(&**device, &Identity { index, ..identity.clone() });
+                // A returning device gets the newest erasable keys before its label counts it again.
+                let write = || {
+                    self.mend_erasable(&**device)?;
+                    label::write_identity(&**device, &Identity { index, ..identity.clone() })
+                };
+                let written = write();
                 let written = match self.unwiped.lock().contains(&index) {
                     // Roots of an earlier, separate state of this device must not count as the newest.
                     true => written.and_then(|()| label::clear_roots(&**device)),
@@ -261,8 +266,7 @@ impl Disks {
                 match written {
                     Ok(()) => drop(self.unwiped.lock().remove(&index)),
                     Err(error) => {
-                        let again = || label::write_identity(&**device, &Identity { index, ..identity.clone() });
-                        self.lose_or_write(index, &error, &again)?;
+                        self.lose_or_write(index, &error, &write)?;
                     }
                 }
             }

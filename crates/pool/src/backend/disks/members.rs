@@ -215,6 +215,7 @@ impl Disks {
             identity: parking_lot::Mutex::new(identity.clone()),
             unlabelled: Default::default(),
             unwiped: Default::default(),
+            erasable: Default::default(),
             changes: Default::default(),
             paces: Default::default(),
             balance: super::balance::Balance::default(),

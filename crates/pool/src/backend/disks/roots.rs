@@ -151,6 +151,7 @@ impl Disks {
             let index = u16::try_from(number).map_err(|_| PoolError::Refused("too many devices".to_owned()))?;
             if layout.works(index) {
                 *mended += label::mend_identity(&**device, &Identity { index, ..identity.clone() })?;
+                *mended += self.mend_erasable(&**device)?;
             }
         }
         Ok(mended)
