@@ -89,14 +89,14 @@ fn try_join(shared: &Arc<HostShared>, channel: &Sender<Invalidation>) -> io::Res
         None => running.insert(Follower::start()?),
     };
     // Read with the thread's own table open: a later change wakes it.
-    let inner = Inside::of(shared)?.mounts(&fs::read(TABLE)?);
+    let inner = Inside::of(shared)?.mounts(&parsed(&fs::read(TABLE)?));
     follower.members.push(Member { shared: Arc::downgrade(shared), channel: channel.clone(), inner });
     Ok(())
 }
 
 /// Whether file systems are mounted inside a source now.
 pub(in super::super) fn has_inner_mounts(shared: &HostShared) -> bool {
-    let inner = fs::read(TABLE).and_then(|table| Ok(Inside::of(shared)?.mounts(&table)));
+    let inner = fs::read(TABLE).and_then(|table| Ok(Inside::of(shared)?.mounts(&parsed(&table))));
     match inner {
         Ok(inner) => !inner.is_empty(),
         Err(error) => {
@@ -170,11 +170,13 @@ fn concerned(table: &fs::File) -> io::Result<Vec<Concerned>> {
     let mut reader = table;
     reader.rewind()?;
     reader.read_to_end(&mut bytes)?;
+    // Once for all members: a process of a thousand mounts reads a table of as many lines after each of them.
+    let table = parsed(&bytes);
     let mut concerned = Vec::new();
     for member in &mut follower.members {
         let Some(shared) = member.shared.upgrade() else { continue };
         let inside = Inside::of(&shared)?;
-        let inner = inside.mounts(&bytes);
+        let inner = inside.mounts(&table);
         let changed: Vec<InnerMount> = inner.symmetric_difference(&member.inner).cloned().collect();
         member.inner = inner;
         if !changed.is_empty() {
@@ -243,11 +245,14 @@ impl Inside {
         Ok(Inside { mount: shared.directories.mounts().root().0, source })
     }
 
-    /// Returns the mounts inside the source that are on its own mount, or on one of these.
-    fn mounts(&self, table: &[u8]) -> BTreeSet<InnerMount> {
-        let lines = table.split(|&byte| byte == b'\n').filter_map(inner_mount);
-        let is_inside = |mount: &InnerMount| mount.path != self.source && mount.path.starts_with(&self.source);
-        let mut rest: Vec<InnerMount> = lines.filter(is_inside).collect();
+    /// Returns the mounts inside the source that are on its own mount, or on one of these. The table is in the order of
+    /// the mount points.
+    fn mounts(&self, table: &[InnerMount]) -> BTreeSet<InnerMount> {
+        // Paths are ordered by their names: those below the source follow it.
+        let first = table.partition_point(|mount| mount.path <= self.source);
+        let after = table.get(first..).unwrap_or_default();
+        let mut rest: Vec<&InnerMount> =
+            after.iter().take_while(|mount| mount.path.starts_with(&self.source)).collect();
         let (mut known, mut inner) = (HashSet::from([self.mount]), BTreeSet::new());
         loop {
             // Mounts over the source's root or over another mount point there hide it, and are
@@ -257,10 +262,17 @@ impl Inside {
                 return inner;
             }
             known.extend(found.iter().map(|mount| mount.id));
-            inner.extend(found);
+            inner.extend(found.into_iter().cloned());
             rest = others;
         }
     }
+}
+
+/// The lines of a table, in the order of their mount points.
+fn parsed(table: &[u8]) -> Vec<InnerMount> {
+    let mut mounts: Vec<InnerMount> = table.split(|&byte| byte == b'\n').filter_map(inner_mount).collect();
+    mounts.sort_by(|one, other| one.path.cmp(&other.path));
+    mounts
 }
 
 /// Parses a line of the table: id, parent, device, root and mount point come first.
@@ -303,13 +315,16 @@ mod tests {
             4 1 0:7 / /srv rw - tmpfs over rw\n\
             5 4 0:8 / /srv/over rw - tmpfs inner rw\n\
             6 1 0:6 / /srvs rw - tmpfs beside rw\n\
+            7 1 0:5 / /srv.d rw - tmpfs beside rw\n\
+            8 1 0:4 / /srv-more/a rw - tmpfs beside rw\n\
             not a line\n";
+        let table = &parsed(table);
         let inside = Inside { mount: 1, source: PathBuf::from("/srv") };
         let paths: Vec<PathBuf> = inside.mounts(table).into_iter().map(|mount| mount.path).collect();
         assert_eq!(paths, [PathBuf::from("/srv/a"), PathBuf::from("/srv/a/with blank\\")]);
         let other = Inside { mount: 4, source: PathBuf::from("/srv") };
         assert_eq!(other.mounts(table).into_iter().map(|mount| mount.id).collect::<Vec<_>>(), [5]);
         let all = Inside { mount: 1, source: PathBuf::from("/") };
-        assert_eq!(all.mounts(table).len(), 5);
+        assert_eq!(all.mounts(table).len(), 7);
     }
 }
