@@ -420,7 +420,11 @@ impl CageShared {
                 self.still_arriving()
             }
             Short::Disk if round <= 1 => wait_for(&self.doors.waiting, || self.settle_disk()),
-            Short::Unsettled | Short::Disk => Err(self.refuse(Full::Whole)),
+            Short::Unsettled => Err(self.refuse(Full::Whole)),
+            Short::Disk => {
+                self.refuse(Full::Whole);
+                Err(Errno::ENOSPC)
+            }
             Short::Full(full) if self.policy.when_full == WhenFull::DropOldest && round < ROUNDS => {
                 // The search may walk the whole tree.
                 if wait_for(&self.doors.waiting, || self.make_room(full, owner, bytes))? {
@@ -477,7 +481,7 @@ impl CageShared {
     pub(super) fn refuse(&self, full: Full) -> Errno {
         self.ledger.refused(full);
         self.tell_full(full);
-        full.errno()
+        full.errno(self.policy.error.errno())
     }
 
     /// Reports the event "cage full", at most once a minute.

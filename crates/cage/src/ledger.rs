@@ -68,12 +68,12 @@ pub enum Full {
 }
 
 impl Full {
-    /// Error number of the refused call: EDQUOT at a user's limit, ENOSPC at the others (like
-    /// project quotas).
-    pub const fn errno(self) -> Errno {
+    /// Error number of the refused call: EDQUOT at a user's limit, `limit` at the others (by default ENOSPC, like project
+    /// quotas).
+    pub const fn errno(self, limit: Errno) -> Errno {
         match self {
             Full::User => Errno::EDQUOT,
-            Full::Whole | Full::Inodes | Full::Dir => Errno::ENOSPC,
+            Full::Whole | Full::Inodes | Full::Dir => limit,
         }
     }
 }

@@ -47,7 +47,8 @@ mod writeback;
 pub use charge_rule::{ChargeRule, Storage};
 pub(crate) use make_room::check_globs;
 pub use options::{
-    CageError, CageOptions, CageReport, DirReport, Dropped, ROTATED, RecountReport, UserReport, WhenFull, Writes,
+    CageError, CageOptions, CageReport, DirReport, Dropped, LimitError, ROTATED, RecountReport, UserReport, WhenFull,
+    Writes,
 };
 
 use background::Background;
@@ -129,6 +130,7 @@ struct ToldFull {
 struct Policy {
     writes: Writes,
     when_full: WhenFull,
+    error: LimitError,
 }
 
 /// The directories that have a limit of their own.

@@ -27,6 +27,9 @@ pub use crate::settings::Writes;
 /// Action when something does not fit.
 pub use crate::settings::WhenFull;
 
+/// Error of a call that exceeds a limit.
+pub use crate::settings::LimitError;
+
 /// Options of a cage.
 #[derive(Clone, Debug)]
 pub struct CageOptions {
@@ -38,6 +41,8 @@ pub struct CageOptions {
     pub writes: Writes,
     /// Action when something does not fit.
     pub when_full: WhenFull,
+    /// Error of a call that exceeds the limit of the whole cage or of a directory.
+    pub error: LimitError,
     /// Globs of files that are never removed or cut: names, or paths below the root.
     pub keep: Vec<String>,
     /// Globs of files that are removed first; empty means [`ROTATED`].
@@ -61,6 +66,7 @@ impl CageOptions {
             dirs: Vec::new(),
             writes: Writes::default(),
             when_full: WhenFull::default(),
+            error: LimitError::default(),
             keep: Vec::new(),
             rotated: Vec::new(),
             on_soft: None,

@@ -9,6 +9,7 @@ use nacre_layers::{
     size::{LimitRule, Share, Size},
     words,
 };
+use nacre_vfs::Errno;
 use std::path::PathBuf;
 
 words! {
@@ -35,6 +36,28 @@ words! {
     }
 }
 
+words! {
+    /// Error of a call that exceeds the limit of the whole cage or of a directory in it. A full disk is always ENOSPC,
+    /// a user's limit always EDQUOT.
+    pub enum LimitError {
+        /// As on a full file system.
+        #[default]
+        NoSpace = "ENOSPC",
+        /// As with a quota: programs can distinguish the limit from a full disk.
+        Quota = "EDQUOT",
+    }
+}
+
+impl LimitError {
+    /// Its number.
+    pub const fn errno(self) -> Errno {
+        match self {
+            LimitError::NoSpace => Errno::ENOSPC,
+            LimitError::Quota => Errno::EDQUOT,
+        }
+    }
+}
+
 settings! {
     /// Limits of stored data. Sizes are numbers with a suffix of 1024 (`10G`, `1.5T`).
     pub struct CageSpec {
@@ -46,6 +69,8 @@ settings! {
         "writes" => writes: Writes,
         /// Action when something does not fit.
         "when-full" => when_full: WhenFull,
+        /// Error of a call that exceeds the limit of the whole cage or of a directory.
+        "error" => error: LimitError,
         /// With `when-full=drop-oldest`: globs of names or paths that are never removed or cut; may
         /// be given several times.
         "keep" => keep: Vec<String>,
@@ -169,6 +194,7 @@ impl CageSpec {
             dirs: self.dirs()?,
             writes: self.writes,
             when_full: self.when_full,
+            error: self.error,
             keep: self.keep.clone(),
             rotated: self.rotated.clone(),
             on_soft: self.on_soft.clone(),

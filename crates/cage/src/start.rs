@@ -117,7 +117,7 @@ pub(super) fn start(
         name: options.name,
         root: root.attr.id,
         rule,
-        policy: Policy { writes: options.writes, when_full: options.when_full },
+        policy: Policy { writes: options.writes, when_full: options.when_full, error: options.error },
         ledger: Ledger::new(options.limits),
         inodes: Arc::new(Inodes::default()),
         dirs: LimitedDirs { paths: options.dirs, found: RwLock::new(limited) },

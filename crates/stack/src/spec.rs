@@ -16,7 +16,7 @@ mod tests;
 mod toml_form;
 mod union;
 
-pub use nacre_cage::settings::{CageSpec, WhenFull, Writes};
+pub use nacre_cage::settings::{CageSpec, LimitError, WhenFull, Writes};
 use nacre_layers::settings;
 pub use nacre_layers::settings::*;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! The ledger against a naive model: plain lists of charges, summed up anew for every question.
 
 use super::*;
+use crate::settings::LimitError;
 use proptest::prelude::*;
 use std::sync::{
     Arc,
@@ -50,8 +51,11 @@ fn nothing_is_charged_unless_it_fits_everywhere() {
     assert_eq!(ledger.charge(owner(2, Some(1)), 31, 1), Err(Full::Dir));
     assert_eq!(ledger.charge(owner(2, None), 50, 1), Ok(()));
     assert_eq!(ledger.charge(owner(2, None), 0, 1), Err(Full::Inodes));
-    assert_eq!(Full::User.errno(), Errno::EDQUOT);
-    assert!([Full::Whole, Full::Inodes, Full::Dir].iter().all(|full| full.errno() == Errno::ENOSPC));
+    for limit in [LimitError::NoSpace.errno(), LimitError::Quota.errno()] {
+        assert_eq!(Full::User.errno(limit), Errno::EDQUOT);
+        assert!([Full::Whole, Full::Inodes, Full::Dir].iter().all(|full| full.errno(limit) == limit));
+    }
+    assert_eq!([LimitError::default().errno(), LimitError::Quota.errno()], [Errno::ENOSPC, Errno::EDQUOT]);
 }
 
 #[test]

@@ -52,6 +52,7 @@ impl CageSettings {
             on_soft: self.on_soft.clone(),
             limit: self.limits.clone(),
             state: self.state.clone(),
+            ..CageSpec::default()
         }))
     }
 }

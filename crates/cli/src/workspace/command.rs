@@ -208,7 +208,7 @@ fn create() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .help("Where it is shown; made where it is missing [default: in the directory of workspaces]"),
         )
-        .arg(Arg::new("size").long("size").value_name("SIZE").help("How much its changes may take (2G); beyond it: no space (ENOSPC)"))
+        .arg(Arg::new("size").long("size").value_name("SIZE").help("How much its changes may take (2G); beyond it: quota exceeded (EDQUOT)"))
         .arg(Arg::new("files").long("files").value_name("N").value_parser(value_parser!(u64)).help("How many files and directories its changes may be"))
         .arg(
             Arg::new("ro")

@@ -12,12 +12,12 @@ use std::{
 };
 
 /// A directory with files, and the workspaces over it; all of it is removed at the end.
-struct Desk {
+pub struct Desk {
     scratch: tempfile::TempDir,
 }
 
 impl Desk {
-    fn new() -> Desk {
+    pub fn new() -> Desk {
         let desk = Desk { scratch: scratch() };
         fs::create_dir_all(desk.at("base/d/e")).unwrap();
         for (name, content) in [("base/a", "a"), ("base/d/b", "b"), ("base/d/e/c", "c"), ("base/key.pem", "secret")] {
@@ -26,11 +26,11 @@ impl Desk {
         desk
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(nacre());
         command
             .arg("workspace")
@@ -42,19 +42,19 @@ impl Desk {
         command
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    pub fn run(&self, words: &[&str]) -> Output {
         finish(&mut self.command(words))
     }
 
     /// Runs a verb that has to succeed; returns its output.
-    fn done(&self, words: &[&str]) -> String {
+    pub fn done(&self, words: &[&str]) -> String {
         let output = self.run(words);
         assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
     /// Runs a verb that has to end with this exit code; returns what it says.
-    fn refused(&self, words: &[&str], code: i32) -> String {
+    pub fn refused(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
         let said = text(&output.stdout) + &text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
@@ -62,13 +62,13 @@ impl Desk {
     }
 
     /// Makes a workspace shown at `view`; returns its directory there.
-    fn made(&self, options: &[&str]) -> PathBuf {
+    pub fn made(&self, options: &[&str]) -> PathBuf {
         self.done(&[&["create", "w", "--from", "./base", "--at", "view"], options].concat());
         self.at("view")
     }
 
     /// Discards it; a mount is busy for a moment while other processes look at all mounts.
-    fn discarded(&self, name: &str) {
+    pub fn discarded(&self, name: &str) {
         eventually("the workspace is not in use", || {
             let output = self.run(&["discard", name]);
             assert!(matches!(output.status.code(), Some(0 | 5)), "{}", text(&output.stderr));
@@ -84,7 +84,7 @@ impl Drop for Desk {
 }
 
 /// The names below a directory with their contents.
-fn tree(directory: &Path) -> Vec<String> {
+pub fn tree(directory: &Path) -> Vec<String> {
     let output = finish(
         Command::new("sh")
             .current_dir(directory)
@@ -98,7 +98,7 @@ fn tree(directory: &Path) -> Vec<String> {
 /// Changes of each kind, in a directory like that of [`Desk`].
 const WORK: &str = "echo new >new; echo more >>d/b; rm d/e/c; mv a moved; mkdir -p x/y; ln -s a link; chmod 600 d/b";
 
-fn work_in(directory: &Path) {
+pub fn work_in(directory: &Path) {
     let output = finish(Command::new("sh").args(["-ec", WORK]).current_dir(directory));
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
@@ -183,8 +183,9 @@ fn limits_and_rules_hold() {
     ] {
         assert_eq!(done.map_err(|error| error.raw_os_error()), Err(Some(30)), "{what}");
     }
+    const EDQUOT: i32 = 122;
     let large = vec![7; 2 << 20];
-    assert_eq!(fs::write(view.join("large"), &large).unwrap_err().raw_os_error(), Some(28));
+    assert_eq!(fs::write(view.join("large"), &large).unwrap_err().raw_os_error(), Some(EDQUOT));
     fs::remove_file(view.join("large")).unwrap();
     eventually("the event", || event.exists());
     let variables = fs::read_to_string(&event).unwrap();
@@ -192,9 +193,25 @@ fn limits_and_rules_hold() {
         assert!(variables.lines().any(|line| line == variable), "{variable}: {variables}");
     }
     let many: Vec<_> = (0..60).map(|number| fs::write(view.join(format!("f{number}")), "")).collect();
-    assert!(many.iter().any(|made| made.as_ref().is_err_and(|error| error.raw_os_error() == Some(28))));
+    assert!(many.iter().any(|made| made.as_ref().is_err_and(|error| error.raw_os_error() == Some(EDQUOT))));
     fs::write(view.join("a"), "changed").unwrap_or_default();
     assert_eq!(fs::read_to_string(desk.at("base/a")).unwrap(), "a");
+    desk.discarded("w");
+}
+
+/// A full disk is another error than the limit of the workspace.
+#[test]
+fn a_full_disk_is_no_limit() {
+    needs!(as_root());
+    const ENOSPC: i32 = 28;
+    let desk = Desk::new();
+    fs::create_dir(desk.at("state")).unwrap();
+    let state = desk.at("state");
+    let mounted = run("mount", ["-t", "tmpfs", "-o", "size=8M", "tmpfs", state.to_str().unwrap()]);
+    assert!(mounted.status.success(), "{}", text(&mounted.stderr));
+    let view = desk.made(&["--size", "1G"]);
+    let written = fs::write(view.join("large"), vec![7; 16 << 20]).and_then(|()| fs::File::open(view.join("large")));
+    assert_eq!(written.and_then(|file| file.sync_all()).unwrap_err().raw_os_error(), Some(ENOSPC));
     desk.discarded("w");
 }
 

@@ -18,7 +18,8 @@ use crate::{
     shared, unmount,
 };
 use nacre_stack::spec::{
-    BranchSource, BranchSpec, Branches, CageSpec, HostCoherence, HostSpec, LayerSpec, RemapSpec, StackSpec, UnionSpec,
+    BranchSource, BranchSpec, Branches, CageSpec, HostCoherence, HostSpec, LayerSpec, LimitError, RemapSpec, StackSpec,
+    UnionSpec,
 };
 use nacre_union::BranchMode;
 use rustix::process::geteuid;
@@ -57,6 +58,8 @@ pub fn stack(workspace: &Workspace, store: &Store) -> StackSpec {
         upper.push(LayerSpec::Cage(Box::new(CageSpec {
             size: settings.size.clone(),
             inodes: settings.files,
+            // A full disk is ENOSPC: what has to be done differs.
+            error: LimitError::Quota,
             state: Some(workspace.directory.join("accounts")),
             ..CageSpec::default()
         })));
