@@ -40,6 +40,11 @@ pub fn text(reports: &[Report]) -> String {
             sample(&mut text, name, &mount(report), &value(report).to_string());
         }
     }
+    head(&mut text, "nacre_mount_info", "gauge", "1, with the source of the mount: workspace:NAME for a workspace.");
+    for report in reports {
+        let labels = format!("{},source=\"{}\"", mount(report), escape(&report.source));
+        sample(&mut text, "nacre_mount_info", &labels, "1");
+    }
     operations(&mut text, reports, "nacre_requests_total", "Requests answered.", |operation| operation.requests);
     operations(
         &mut text,
@@ -129,7 +134,12 @@ mod tests {
             total_ns: 1_500_000_000,
             latency: vec![(Some(1023), 3), (None, 2)],
         };
-        let report = Report { mountpoint: "/a\"b\\".to_owned(), operations: vec![operation], ..Report::default() };
+        let report = Report {
+            mountpoint: "/a\"b\\".to_owned(),
+            source: "workspace:w".to_owned(),
+            operations: vec![operation],
+            ..Report::default()
+        };
         let text = text(&[report]);
         for line in [
             "nacre_requests_total{mountpoint=\"/a\\\"b\\\\\",operation=\"lookup\"} 5",
@@ -137,6 +147,7 @@ mod tests {
             "nacre_request_duration_seconds_bucket{mountpoint=\"/a\\\"b\\\\\",operation=\"lookup\",le=\"0.000001023\"} 3",
             "nacre_request_duration_seconds_bucket{mountpoint=\"/a\\\"b\\\\\",operation=\"lookup\",le=\"+Inf\"} 5",
             "nacre_request_duration_seconds_sum{mountpoint=\"/a\\\"b\\\\\",operation=\"lookup\"} 1.500000000",
+            "nacre_mount_info{mountpoint=\"/a\\\"b\\\\\",source=\"workspace:w\"} 1",
             "nacre_passthrough{mountpoint=\"/a\\\"b\\\\\"} 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");

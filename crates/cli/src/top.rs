@@ -117,7 +117,7 @@ fn row(before: Option<&Report>, now: &Report, seconds: Option<f64>) -> Vec<Strin
     let since = |value: fn(&Report) -> u64| value(now).saturating_sub(before.map_or(0, value));
     let requests = since(|report| report.requests);
     vec![
-        now.mountpoint.clone(),
+        now.title(),
         rate(requests, seconds),
         rate(since(|report| report.errors), seconds),
         columns::nanoseconds(since(Report::total_ns).checked_div(requests).unwrap_or(0)),

@@ -169,6 +169,14 @@ pub struct Report {
 }
 
 impl Report {
+    /// The mount point, and the name of the workspace that is shown there.
+    pub fn title(&self) -> String {
+        match self.source.strip_prefix(crate::hooks::WORKSPACE_PREFIX) {
+            Some(name) => format!("{} (workspace {name})", self.mountpoint),
+            None => self.mountpoint.clone(),
+        }
+    }
+
     /// Returns the part that everybody may know who can see the mount: data of the mount table, and figures. Paths
     /// of other directories, rules and usage of users are left out.
     #[must_use]

@@ -224,7 +224,7 @@ fn mounts(looks: Looks<'_>) -> ShownTable {
             key: format!("{} {}", now.mountpoint, now.pid),
             figure: rate,
             cells: vec![
-                word(&now.mountpoint),
+                word(now.title()),
                 count(rate),
                 count(looks.rate(before.errors, now.errors)),
                 time(mean),
