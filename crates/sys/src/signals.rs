@@ -48,14 +48,26 @@ impl Signals {
     /// # Errors
     /// As `pthread_sigmask(3)` and `signalfd(2)`.
     pub fn block() -> io::Result<Signals> {
-        let set = set();
+        Signals::block_set(&set(&[]))
+    }
+
+    /// As [`Signals::block`], with `SIGQUIT`, for a process that stands in for a command: only
+    /// [`Signals::next_number`] returns that signal.
+    ///
+    /// # Errors
+    /// As [`Signals::block`].
+    pub fn block_with_quit() -> io::Result<Signals> {
+        Signals::block_set(&set(&[libc::SIGQUIT]))
+    }
+
+    fn block_set(set: &libc::sigset_t) -> io::Result<Signals> {
         // SAFETY: `set` is initialised; the old mask is not asked for.
-        let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::from_ref(set), std::ptr::null_mut()) };
         if status != 0 {
             return Err(io::Error::from_raw_os_error(status));
         }
         // SAFETY: `set` is initialised; -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+        let fd = unsafe { libc::signalfd(-1, std::ptr::from_ref(set), libc::SFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -86,19 +98,25 @@ impl Signals {
     /// As `read(2)`.
     pub fn next_and_origin(&self) -> io::Result<(Signal, u32, bool)> {
         loop {
-            let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
-            (&self.0).read_exact(&mut record)?;
-            // The number is the first field of `struct signalfd_siginfo`.
-            let number = record.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
-            // The fourth one is its sender.
-            let sender =
-                record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+            let (number, sender, of_kernel) = self.next_number()?;
             if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
-                let code =
-                    record.get(8..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |code| i32::from_ne_bytes(*code));
-                return Ok((*signal, sender, code == SI_KERNEL));
+                return Ok((*signal, sender, of_kernel));
             }
         }
+    }
+
+    /// As [`Signals::next_and_origin`], with the number of the signal.
+    ///
+    /// # Errors
+    /// As `read(2)`.
+    pub fn next_number(&self) -> io::Result<(i32, u32, bool)> {
+        let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        (&self.0).read_exact(&mut record)?;
+        // The number is the first field of `struct signalfd_siginfo`, the third one its code, the fourth one its sender.
+        let number = record.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+        let code = record.get(8..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |code| i32::from_ne_bytes(*code));
+        let sender = record.get(12..).and_then(<[u8]>::first_chunk::<4>).map_or(0, |bytes| u32::from_ne_bytes(*bytes));
+        Ok((number, sender, code == SI_KERNEL))
     }
 }
 
@@ -117,8 +135,8 @@ pub fn keep_ended_children() -> io::Result<()> {
     }
 }
 
-/// Makes a program start with the signals of [`Signal`] unblocked, which it would otherwise inherit
-/// blocked.
+/// Makes a program start with the signals of [`Signal`] and `SIGQUIT` unblocked, which it would
+/// otherwise inherit blocked.
 pub fn unblocked_in(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec, `unblock` fills a set on the stack and calls pthread_sigmask:
     // all of it is async-signal-safe (signal-safety(7)), and nothing is allocated.
@@ -126,7 +144,7 @@ pub fn unblocked_in(command: &mut Command) -> &mut Command {
 }
 
 fn unblock() -> io::Result<()> {
-    let set = set();
+    let set = set(&[libc::SIGQUIT]);
     // SAFETY: `set` is initialised; the old mask is not asked for.
     match unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) } {
         0 => Ok(()),
@@ -134,14 +152,15 @@ fn unblock() -> io::Result<()> {
     }
 }
 
-fn set() -> libc::sigset_t {
+/// The signals of [`Signal`], and more.
+fn set(more: &[libc::c_int]) -> libc::sigset_t {
     // SAFETY: a zeroed `sigset_t` is a valid value to initialise; `sigemptyset` and `sigaddset`
     // cannot fail for it.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        for (number, _) in KNOWN {
-            libc::sigaddset(&raw mut set, number);
+        for number in KNOWN.iter().map(|(number, _)| number).chain(more) {
+            libc::sigaddset(&raw mut set, *number);
         }
         set
     }

@@ -1,13 +1,14 @@
 //! What is done with the changes of a workspace: shown, committed, exported, imported.
 
 use super::{
+    ask,
     command::{ChangesForm, CommitOrder, DiffOrder},
     of_pool,
     run::{mount_again, with_changes},
 };
 use crate::{output, union::run::json};
 use nacre_daemon::{
-    failure::Failure,
+    failure::{Exit, Failure},
     report::{path_text, printable},
     workspace::{
         snapshots,
@@ -17,7 +18,7 @@ use nacre_daemon::{
 };
 use nacre_workspace::{
     Aspects, Base, Change, ChangeKind, CommitOptions, CommitPlan, Committed, Conflict, Danger, Entry, Journal,
-    Resolution, Selection, Upper, WorkspaceError,
+    Selection, Upper, WorkspaceError,
 };
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use serde::Serialize;
@@ -34,7 +35,10 @@ const DIFFERENCES: u8 = 1;
 /// Exit code of `commit` where others have changed what the workspace has changed.
 const CONFLICTS: u8 = 4;
 
-fn failed(error: WorkspaceError) -> Failure {
+/// Exit code of `diff` where the changes cannot be found out, as of diff(1).
+const TROUBLE: u8 = 2;
+
+pub(super) fn failed(error: WorkspaceError) -> Failure {
     let failure = Failure::new(error.what);
     match error.errno {
         Some(number) => failure.because(io::Error::from_raw_os_error(number).kind()),
@@ -154,7 +158,7 @@ fn report(change: &Change) -> ChangeReport {
 }
 
 /// A change as a line for people.
-fn line(change: &Change, stat: bool) -> String {
+pub(super) fn line(change: &Change, stat: bool) -> String {
     let (letter, from, changed) = parts(change);
     let path = printable(&change.path);
     let mut line = match from {
@@ -177,8 +181,19 @@ fn line(change: &Change, stat: bool) -> String {
 /// `nacre workspace diff`.
 ///
 /// # Errors
-/// No such workspace, or something cannot be read.
+/// No such workspace, or it is in use.
 pub fn diff(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
+    match compared(store, order) {
+        // 1 says that there are differences.
+        Err(failure) if failure.exit == Exit::Failure => {
+            failure.report("nacre");
+            Ok(ExitCode::from(TROUBLE))
+        }
+        outcome => outcome,
+    }
+}
+
+fn compared(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
     let (workspace, _lock) = store.open_locked(&order.name, LockMode::Shared)?;
     workspace.check_no_commit()?;
     let (base, upper) = opened(&workspace)?;
@@ -215,9 +230,12 @@ pub fn diff(store: &Store, order: &DiffOrder) -> Result<ExitCode, Failure> {
 /// Result of a commit, as JSON.
 #[derive(Serialize)]
 struct CommitReport {
+    workspace: String,
     conflicts: Vec<ConflictReport>,
     to_confirm: Vec<DangerReport>,
     committed: Option<Committed>,
+    /// An interrupted commit was taken back.
+    undone: bool,
 }
 
 #[derive(Serialize)]
@@ -237,6 +255,8 @@ struct DangerReport {
 enum Outcome {
     Committed(Committed),
     Undone,
+    /// The user has quit.
+    Quit,
     Conflicts(Vec<Conflict>),
     ToConfirm(Vec<Danger>),
 }
@@ -246,16 +266,63 @@ enum Outcome {
 /// # Errors
 /// Processes are inside, or a step failed.
 pub fn commit(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
+    if order.ask {
+        ask::check_terminal()?;
+    }
+    match committed(store, order) {
+        // 4 says that there are conflicts.
+        Err(failure) if failure.exit == Exit::Denied => Err(failure.exit(Exit::Failure)),
+        outcome => outcome,
+    }
+}
+
+fn committed(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
     let (workspace, _lock) = store.open_locked(&order.name, LockMode::Exclusive)?;
     let was_mounted = view::unmount_whole(&workspace)?;
-    let outcome = commit_unmounted(&workspace, order);
-    mount_again(&workspace, store, was_mounted)?;
-    let outcome = outcome?;
+    let outcome = match commit_unmounted(&workspace, order) {
+        Err(failure) if workspace.journal().exists() => Err(unfinished(failure, &workspace)),
+        outcome => outcome,
+    };
+    match (mount_again(&workspace, store, was_mounted), &outcome) {
+        // The failure of the commit says more.
+        (Err(failure), Err(_)) => {
+            failure.report("nacre");
+        }
+        (Err(failure), Ok(_)) => {
+            return Err(failure.next(format!("`nacre workspace mount {}` shows the workspace again", workspace.name)));
+        }
+        (Ok(()), _) => {}
+    }
+    report_commit(&workspace, order, outcome?)
+}
+
+/// The failure of a commit that has a journal: the base may have a part of it, so the view stays away.
+fn unfinished(failure: Failure, workspace: &Workspace) -> Failure {
+    let name = &workspace.name;
+    let mut next = failure.next.clone();
+    if !next.is_empty() {
+        next.push('\n');
+    }
+    next.push_str(&format!(
+        "the commit is unfinished, and the view stays unmounted: `nacre workspace commit {name}` continues, \
+         `nacre workspace commit --undo {name}` takes back what is done; then `nacre workspace mount {name}` shows it"
+    ));
+    failure.next(next)
+}
+
+fn report_commit(workspace: &Workspace, order: &CommitOrder, outcome: Outcome) -> Result<ExitCode, Failure> {
     if order.json {
-        let mut report = CommitReport { conflicts: Vec::new(), to_confirm: Vec::new(), committed: None };
+        let mut report = CommitReport {
+            workspace: workspace.name.clone(),
+            conflicts: Vec::new(),
+            to_confirm: Vec::new(),
+            committed: None,
+            undone: false,
+        };
         match &outcome {
             Outcome::Committed(committed) => report.committed = Some(*committed),
-            Outcome::Undone => {}
+            Outcome::Undone => report.undone = true,
+            Outcome::Quit => {}
             Outcome::Conflicts(conflicts) => report.conflicts = conflicts.iter().map(conflict_report).collect(),
             Outcome::ToConfirm(dangers) => report.to_confirm = dangers.iter().map(danger_report).collect(),
         }
@@ -269,6 +336,7 @@ pub fn commit(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Outcome::Undone => Ok(ExitCode::SUCCESS),
+        Outcome::Quit => Err(Failure::new("nothing is committed")),
         Outcome::Conflicts(conflicts) => {
             if !order.json {
                 let text: String = conflicts
@@ -335,15 +403,25 @@ fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcom
 
 fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper: &Upper) -> Result<Outcome, Failure> {
     let selection = selection(workspace, &order.paths)?;
-    let changes = nacre_workspace::changes(base, upper, &selection).map_err(failed)?;
+    let mut changes = nacre_workspace::changes(base, upper, &selection).map_err(failed)?;
+    let mut is_whole = selection.paths.is_empty();
+    if order.ask {
+        let offered = changes.len();
+        let Some(chosen) = ask::choose(base, upper, changes)? else { return Ok(Outcome::Quit) };
+        if chosen.is_empty() {
+            return Ok(Outcome::Committed(Committed::default()));
+        }
+        is_whole = is_whole && chosen.len() == offered;
+        changes = chosen;
+    }
     let options = CommitOptions { compare_content: order.compare_content };
     let mut plan = CommitPlan::new(base, upper, changes, options).map_err(failed)?;
     for conflict in plan.conflicts() {
         let resolution = match order.resolution {
             Some(resolution) => resolution,
-            None if order.ask => match ask(&conflict)? {
+            None if order.ask => match ask::resolve(&conflict)? {
                 Some(resolution) => resolution,
-                None => return Ok(Outcome::Conflicts(plan.conflicts())),
+                None => return Ok(Outcome::Quit),
             },
             None => continue,
         };
@@ -362,7 +440,7 @@ fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper
     let own = [workspace.directory.clone(), workspace.mountpoint()];
     plan.protect(&own.into_iter().filter(|path| path.exists()).collect::<Vec<_>>());
     let committed = plan.run(&workspace.journal()).map_err(failed)?;
-    if selection.paths.is_empty() {
+    if is_whole {
         begin_anew(workspace)?;
     }
     Ok(Outcome::Committed(committed))
@@ -383,36 +461,11 @@ fn begin_anew(workspace: &Workspace) -> Result<(), Failure> {
     snapshots::replace_changes(workspace, &ready)
 }
 
-/// Asks for the resolution of a conflict; `None`: leave everything as it is.
-fn ask(conflict: &Conflict) -> Result<Option<Resolution>, Failure> {
-    let failed = |error: io::Error| Failure::io("cannot ask", "for a resolution", &error);
-    loop {
-        write!(
-            io::stderr(),
-            "{}: {} here, {} in the base. Take [o]urs, [t]heirs, or [q]uit? ",
-            printable(&conflict.path),
-            conflict.ours,
-            conflict.theirs
-        )
-        .map_err(failed)?;
-        let mut answer = String::new();
-        if io::stdin().read_line(&mut answer).map_err(failed)? == 0 {
-            return Ok(None);
-        }
-        match answer.trim() {
-            "o" | "ours" => return Ok(Some(Resolution::Ours)),
-            "t" | "theirs" => return Ok(Some(Resolution::Theirs)),
-            "q" | "quit" => return Ok(None),
-            _ => {}
-        }
-    }
-}
-
 /// `nacre workspace export`.
 ///
 /// # Errors
 /// Processes are inside, or the archive cannot be written.
-pub fn export(store: &Store, name: &str, file: Option<&Path>) -> Result<(), Failure> {
+pub fn export(store: &Store, name: &str, file: Option<&Path>, is_json: bool) -> Result<(), Failure> {
     if file.is_none() && io::stdout().is_terminal() {
         return Err(Failure::usage("an archive is not for a terminal").next("name a file with -o, or a pipe"));
     }
@@ -427,7 +480,19 @@ pub fn export(store: &Store, name: &str, file: Option<&Path>) -> Result<(), Fail
         let mut buffered = BufWriter::new(&mut out);
         nacre_workspace::export(&upper, &mut buffered).map_err(failed)?;
         buffered.flush().map_err(|error| Failure::io("cannot write", "the archive", &error))
-    })
+    })?;
+    let Some(file) = file.filter(|_| is_json) else { return Ok(()) };
+    let about = fs::metadata(file).map_err(|error| Failure::io("cannot look at", path_text(file), &error))?;
+    let report = ExportReport { workspace: name.to_owned(), file: path_text(file), bytes: about.len() };
+    output::print(&json(&report)?)
+}
+
+/// Result of an export, as JSON.
+#[derive(Serialize)]
+struct ExportReport {
+    workspace: String,
+    file: String,
+    bytes: u64,
 }
 
 /// `nacre workspace import`.

@@ -15,6 +15,8 @@ pub enum WorkspaceVerb {
     Mount {
         /// Its name.
         name: String,
+        /// The result as JSON.
+        json: bool,
     },
     /// Show workspaces.
     List {
@@ -27,6 +29,8 @@ pub enum WorkspaceVerb {
     Discard {
         /// Their names.
         names: Vec<String>,
+        /// The result as JSON.
+        json: bool,
     },
     /// Give a workspace another name.
     Rename {
@@ -34,6 +38,8 @@ pub enum WorkspaceVerb {
         name: String,
         /// The new name.
         to: String,
+        /// The result as JSON.
+        json: bool,
     },
     /// Show the changes.
     Diff(DiffOrder),
@@ -45,6 +51,8 @@ pub enum WorkspaceVerb {
         name: String,
         /// The archive; `None`: standard output.
         file: Option<PathBuf>,
+        /// The result as JSON.
+        json: bool,
     },
     /// Read changes from an archive.
     Import {
@@ -52,16 +60,22 @@ pub enum WorkspaceVerb {
         name: String,
         /// The archive; `None`: standard input.
         file: Option<PathBuf>,
+        /// The result as JSON.
+        json: bool,
     },
     /// Keep the present changes under a name.
     Snapshot {
         /// `WORKSPACE@SNAPSHOT`.
         snapshot: String,
+        /// The result as JSON.
+        json: bool,
     },
     /// Go back to a snapshot.
     Rollback {
         /// `WORKSPACE@SNAPSHOT`.
         snapshot: String,
+        /// The result as JSON.
+        json: bool,
     },
 }
 
@@ -86,6 +100,8 @@ pub struct CreateOrder {
     pub read_only_below: bool,
     /// Its mount survives its process.
     pub survive: bool,
+    /// The result as JSON.
+    pub json: bool,
 }
 
 /// Form of a list of changes.
@@ -124,7 +140,7 @@ pub struct CommitOrder {
     pub paths: Vec<PathBuf>,
     /// How conflicts are resolved.
     pub resolution: Option<Resolution>,
-    /// Ask for each conflict.
+    /// Ask for each change and each conflict.
     pub ask: bool,
     /// Also what an administrator has to confirm.
     pub force: bool,
@@ -145,6 +161,8 @@ pub struct RunOrder {
     pub discard: bool,
     /// The command runs as root of a user namespace.
     pub as_root: bool,
+    /// File that gets the result as JSON.
+    pub json: Option<PathBuf>,
     /// The command with its arguments.
     pub command: Vec<OsString>,
 }
@@ -175,6 +193,10 @@ pub fn command() -> Command {
 
 fn name() -> Arg {
     Arg::new("NAME").required(true).value_name("WORKSPACE").help("Which workspace")
+}
+
+fn json() -> Arg {
+    flag("json", None, "The result as JSON")
 }
 
 fn flag(name: &'static str, letter: Option<char>, help: &'static str) -> Arg {
@@ -227,12 +249,14 @@ fn create() -> Command {
         )
         .arg(flag("read-only-below", None, "Commands that run in it can change nothing else: all other file systems are read-only for them, and their /tmp is empty"))
         .arg(flag("survive", None, "Go on when the process that serves the view is killed or crashes"))
+        .arg(json())
 }
 
 fn mount() -> Command {
     Command::new("mount")
         .about("Show a workspace again, after a reboot or `nacre umount`")
         .after_help("Examples:\n  nacre workspace mount try")
+        .arg(json())
         .arg(name())
 }
 
@@ -247,9 +271,16 @@ fn run() -> Command {
     Command::new("run")
         .about("Run a command in a workspace, which lies over the directory itself for it")
         .after_help(
-            "Examples:\n  nacre workspace run try -- make test\n  nacre workspace run --discard job1 -- ./ci.sh\n  nacre workspace run try\n\nWithout COMMAND, it is the user's shell. The exit code is that of the command.",
+            "Examples:\n  nacre workspace run try -- make test\n  nacre workspace run --discard job1 -- ./ci.sh\n  nacre workspace run --discard --json result.json job1 -- ./ci.sh\n  nacre workspace run try\n\nWithout COMMAND, it is the user's shell. The exit code is that of the command; 125 if it cannot be run in the workspace, 126 or 127 if it cannot be run at all. With --discard or --json, 128 + N stands for the signal N.",
         )
         .arg(flag("discard", None, "Discard the workspace when the command has ended"))
+        .arg(
+            Arg::new("json")
+                .long("json")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("When the command has ended, write how, as JSON, to this file (/dev/fd/3: a descriptor)"),
+        )
         .arg(flag("root", None, "Root for the command, of the user's own files alone (ordinary users)"))
         .arg(name())
         .arg(
@@ -265,7 +296,10 @@ fn run() -> Command {
 fn discard() -> Command {
     Command::new("discard")
         .about("Throw workspaces away, with their changes and snapshots")
-        .after_help("Examples:\n  nacre workspace discard try\n\nRefused while processes are inside.")
+        .after_help(
+            "Examples:\n  nacre workspace discard try\n\nRefused while processes are inside; the others are discarded.",
+        )
+        .arg(json())
         .arg(name().num_args(1..).action(ArgAction::Append))
 }
 
@@ -273,6 +307,7 @@ fn rename() -> Command {
     Command::new("rename")
         .about("Give a workspace another name")
         .after_help("Examples:\n  nacre workspace rename try kept\n\nRefused while processes are inside.")
+        .arg(json())
         .arg(name())
         .arg(Arg::new("TO").required(true).value_name("NEW-NAME").help("The new name"))
 }
@@ -309,15 +344,15 @@ fn commit() -> Command {
     Command::new("commit")
         .about("Make the changes of a workspace in its directory")
         .after_help(
-            "Examples:\n  nacre workspace commit try\n  nacre workspace commit --theirs try etc/motd\n  nacre workspace commit -i try\n\nWhere others have changed the same paths meanwhile, nothing is committed, and the exit code is 4. After a crash the same command continues.",
+            "Examples:\n  nacre workspace commit try\n  nacre workspace commit --theirs try etc/motd\n  nacre workspace commit -i try\n\n-i asks at the terminal for each change: yes, no, all of its directory, none of it, its diff, or quit: then nothing is committed. Where others have changed the same paths meanwhile, nothing is committed, and the exit code is 4. After a crash the same command continues.",
         )
         .arg(flag("ours", None, "Of paths that others have changed, take the workspace's").conflicts_with_all(["theirs", "interactive"]))
         .arg(flag("theirs", None, "Of paths that others have changed, leave the directory's").conflicts_with("interactive"))
-        .arg(flag("interactive", Some('i'), "Ask for each path that others have changed"))
+        .arg(flag("interactive", Some('i'), "Ask at the terminal for each change, and for each path that others have changed"))
         .arg(flag("content", None, "Others' changes that end with the workspace's content and attributes are no conflicts"))
         .arg(flag("undo", None, "Take back a commit that was interrupted").conflicts_with_all(["ours", "theirs", "interactive", "force"]))
         .arg(flag("force", Some('f'), "Also set-id bits, capabilities, devices and files of other owners (root)"))
-        .arg(flag("json", None, "The result as JSON"))
+        .arg(json())
         .arg(name())
         .arg(paths())
 }
@@ -327,6 +362,7 @@ fn export() -> Command {
         .about("Write the changes of a workspace as tar: a layer of a container image")
         .after_help("Examples:\n  nacre workspace export -o changes.tar try\n  nacre workspace export try | ssh host nacre workspace import try\n\nRefused while processes are inside.")
         .arg(Arg::new("output").short('o').long("output").value_name("FILE").value_parser(value_parser!(PathBuf)).help("The archive [default: standard output]"))
+        .arg(json().requires("output"))
         .arg(name())
 }
 
@@ -334,6 +370,7 @@ fn import() -> Command {
     Command::new("import")
         .about("Read changes from an archive of `export`, or from a layer of a container image")
         .after_help("Examples:\n  nacre workspace import try changes.tar\n\nThe workspace must have no changes yet.")
+        .arg(json())
         .arg(name())
         .arg(Arg::new("FILE").value_parser(value_parser!(PathBuf)).help("The archive [default: standard input]"))
 }
@@ -342,6 +379,7 @@ fn snapshot() -> Command {
     Command::new("snapshot")
         .about("Keep the present changes of a workspace, to go back to them")
         .after_help("Examples:\n  nacre workspace snapshot try@before-upgrade\n\nRefused while processes are inside.")
+        .arg(json())
         .arg(
             Arg::new("SNAPSHOT")
                 .required(true)
@@ -354,6 +392,7 @@ fn rollback() -> Command {
     Command::new("rollback")
         .about("Go back to a snapshot of a workspace: changes since then are lost")
         .after_help("Examples:\n  nacre workspace rollback try@before-upgrade\n\nRefused while processes are inside. The snapshot stays.")
+        .arg(json())
         .arg(Arg::new("SNAPSHOT").required(true).value_name("WORKSPACE@NAME").help("Which snapshot"))
 }
 
@@ -380,13 +419,17 @@ pub fn parse(matches: &ArgMatches) -> Result<WorkspaceVerb, Failure> {
             hide: clap_args::texts(matches, "hide"),
             read_only_below: matches.get_flag("read-only-below"),
             survive: matches.get_flag("survive"),
+            json: matches.get_flag("json"),
         })),
-        Some(("mount", matches)) => WorkspaceVerb::Mount { name: text(matches, "NAME") },
+        Some(("mount", matches)) => {
+            WorkspaceVerb::Mount { name: text(matches, "NAME"), json: matches.get_flag("json") }
+        }
         Some(("list", matches)) => WorkspaceVerb::List { view: clap_args::view(matches) },
         Some(("run", matches)) => WorkspaceVerb::Run(Box::new(RunOrder {
             name: text(matches, "NAME"),
             discard: matches.get_flag("discard"),
             as_root: matches.get_flag("root"),
+            json: matches.get_one::<PathBuf>("json").cloned(),
             command: words(matches, "COMMAND"),
         })),
         Some(("diff", matches)) => {
@@ -420,16 +463,30 @@ pub fn parse(matches: &ArgMatches) -> Result<WorkspaceVerb, Failure> {
                 json: matches.get_flag("json"),
             }))
         }
-        Some(("export", matches)) => {
-            WorkspaceVerb::Export { name: text(matches, "NAME"), file: matches.get_one::<PathBuf>("output").cloned() }
+        Some(("export", matches)) => WorkspaceVerb::Export {
+            name: text(matches, "NAME"),
+            file: matches.get_one::<PathBuf>("output").cloned(),
+            json: matches.get_flag("json"),
+        },
+        Some(("import", matches)) => WorkspaceVerb::Import {
+            name: text(matches, "NAME"),
+            file: matches.get_one::<PathBuf>("FILE").cloned(),
+            json: matches.get_flag("json"),
+        },
+        Some(("discard", matches)) => {
+            WorkspaceVerb::Discard { names: clap_args::texts(matches, "NAME"), json: matches.get_flag("json") }
         }
-        Some(("import", matches)) => {
-            WorkspaceVerb::Import { name: text(matches, "NAME"), file: matches.get_one::<PathBuf>("FILE").cloned() }
+        Some(("rename", matches)) => WorkspaceVerb::Rename {
+            name: text(matches, "NAME"),
+            to: text(matches, "TO"),
+            json: matches.get_flag("json"),
+        },
+        Some(("snapshot", matches)) => {
+            WorkspaceVerb::Snapshot { snapshot: text(matches, "SNAPSHOT"), json: matches.get_flag("json") }
         }
-        Some(("discard", matches)) => WorkspaceVerb::Discard { names: clap_args::texts(matches, "NAME") },
-        Some(("rename", matches)) => WorkspaceVerb::Rename { name: text(matches, "NAME"), to: text(matches, "TO") },
-        Some(("snapshot", matches)) => WorkspaceVerb::Snapshot { snapshot: text(matches, "SNAPSHOT") },
-        Some(("rollback", matches)) => WorkspaceVerb::Rollback { snapshot: text(matches, "SNAPSHOT") },
+        Some(("rollback", matches)) => {
+            WorkspaceVerb::Rollback { snapshot: text(matches, "SNAPSHOT"), json: matches.get_flag("json") }
+        }
         _ => return Err(Failure::usage("a command of workspaces is needed").next("nacre workspace --help lists them")),
     })
 }

@@ -77,6 +77,19 @@ pub fn text(store: &Store, view: &View, now: u64, bold: bool) -> Result<String, 
     })
 }
 
+/// The row of one workspace.
+///
+/// # Errors
+/// The mount table cannot be read.
+pub fn one(workspace: &Workspace, now: u64) -> Result<WorkspaceReport, Failure> {
+    let table = mountinfo::read()?;
+    let processes = match view::entry(workspace, &table) {
+        Some(entry) => view::processes(&[entry]).map(|counts| counts.get(&entry.device).copied().unwrap_or_default()),
+        None => Some(0),
+    };
+    Ok(report(workspace, now, processes, view::state(workspace, &table).word()))
+}
+
 fn reports(store: &Store, now: u64) -> Result<Vec<WorkspaceReport>, Failure> {
     let table = mountinfo::read()?;
     let found: Vec<(String, Result<Workspace, Failure>)> =

@@ -2,8 +2,8 @@
 
 use super::{
     changes,
-    command::{CreateOrder, RunOrder, WorkspaceVerb},
-    list,
+    command::{CreateOrder, WorkspaceVerb},
+    discard, execute, list,
     of_pool::{self, Dataset},
 };
 use crate::{clock, output};
@@ -12,7 +12,6 @@ use nacre_daemon::{
     opening,
     report::path_text,
     workspace::{
-        inside,
         settings::{StoredPath, WorkspaceSettings},
         snapshots,
         store::{LockMode, Store, Workspace, check_name},
@@ -20,24 +19,14 @@ use nacre_daemon::{
     },
 };
 use nacre_layers::size::Size;
-use nacre_sys::signals::{self, Signals};
-use rustix::process::{Pid, Signal, kill_process};
 use std::{
     ffi::OsString,
     fs,
-    io::{self, IsTerminal, Write},
-    os::fd::AsRawFd,
-    os::unix::{
-        ffi::OsStrExt,
-        process::{CommandExt, ExitStatusExt},
-    },
+    io::{self, IsTerminal},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
-    thread,
+    process::ExitCode,
 };
-
-/// Environment variable with the path of the file that gets a byte before the command of a `run --discard` starts.
-const STARTS: &str = "NACRE_WORKSPACE_STARTS";
 
 /// Carries out a verb; returns its exit code.
 ///
@@ -47,26 +36,30 @@ pub fn run(verb: WorkspaceVerb) -> Result<ExitCode, Failure> {
     let store = Store::find()?;
     match verb {
         WorkspaceVerb::Create(order) => create(&store, &order)?,
-        WorkspaceVerb::Mount { name } => {
+        WorkspaceVerb::Mount { name, json } => {
             let (workspace, _lock) = store.open_locked(&name, LockMode::Shared)?;
             workspace.check_no_commit()?;
             view::make_sure(&workspace, &store)?;
-            output::print(&format!("{}\n", path_text(&workspace.mountpoint())))?;
+            print_view(&workspace, json)?;
         }
         WorkspaceVerb::List { view } => {
             output::print(&list::text(&store, &view, clock::seconds(), io::stdout().is_terminal())?)?;
         }
         WorkspaceVerb::Diff(order) => return changes::diff(&store, &order),
         WorkspaceVerb::Commit(order) => return changes::commit(&store, &order),
-        WorkspaceVerb::Export { name, file } => changes::export(&store, &name, file.as_deref())?,
-        WorkspaceVerb::Import { name, file } => changes::import(&store, &name, file.as_deref())?,
-        WorkspaceVerb::Run(order) => return run_command(&store, &order),
-        WorkspaceVerb::Discard { names } => {
-            for name in &names {
-                discard(&store, name)?;
-            }
+        WorkspaceVerb::Export { name, file, json } => changes::export(&store, &name, file.as_deref(), json)?,
+        WorkspaceVerb::Import { name, file, json } => {
+            changes::import(&store, &name, file.as_deref())?;
+            report(&store, &name, json)?;
         }
-        WorkspaceVerb::Rename { name, to } => {
+        WorkspaceVerb::Run(order) => {
+            return Ok(execute::run(&store, &order).unwrap_or_else(|failure| {
+                failure.report("nacre");
+                ExitCode::from(execute::NOT_RUN)
+            }));
+        }
+        WorkspaceVerb::Discard { names, json } => return discard::all(&store, &names, json),
+        WorkspaceVerb::Rename { name, to, json } => {
             check_name(&to)?;
             let (workspace, _lock) = store.open_locked(&name, LockMode::Exclusive)?;
             let was_mounted = view::unmount_whole(&workspace)?;
@@ -77,17 +70,37 @@ pub fn run(verb: WorkspaceVerb) -> Result<ExitCode, Failure> {
                     return Err(failure);
                 }
             }
+            report(&store, &to, json)?;
         }
-        WorkspaceVerb::Snapshot { snapshot } => {
+        WorkspaceVerb::Snapshot { snapshot, json } => {
             let (name, snapshot) = snapshots::names(&snapshot)?;
             with_changes(&store, name, &mut |workspace| snapshots::create(workspace, snapshot, &copy_tree))?;
+            report(&store, name, json)?;
         }
-        WorkspaceVerb::Rollback { snapshot } => {
+        WorkspaceVerb::Rollback { snapshot, json } => {
             let (name, snapshot) = snapshots::names(&snapshot)?;
             with_changes(&store, name, &mut |workspace| snapshots::rollback(workspace, snapshot, &copy_tree))?;
+            report(&store, name, json)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the workspace's row of `list --json`, if that is wanted.
+fn report(store: &Store, name: &str, json: bool) -> Result<(), Failure> {
+    if json { print_row(&store.open(name)?) } else { Ok(()) }
+}
+
+fn print_row(workspace: &Workspace) -> Result<(), Failure> {
+    output::print(&crate::union::run::json(&list::one(workspace, clock::seconds())?)?)
+}
+
+/// Prints where a workspace is shown, or its row as JSON.
+fn print_view(workspace: &Workspace, json: bool) -> Result<(), Failure> {
+    if json {
+        return print_row(workspace);
+    }
+    output::print(&format!("{}\n", path_text(&workspace.mountpoint())))
 }
 
 /// Does something with the changes of a workspace while nothing can change them: its view is not mounted meanwhile.
@@ -173,7 +186,7 @@ fn create_with(store: &Store, order: &CreateOrder, mut settings: WorkspaceSettin
         store.remove(&workspace)?;
         return Err(failure);
     }
-    output::print(&format!("{}\n", path_text(&workspace.mountpoint())))
+    print_view(&workspace, order.json)
 }
 
 /// Finds what a word of `--from` names: the directory of the base, and the directory over which the workspace lies for
@@ -216,97 +229,6 @@ fn within(settings: &WorkspaceSettings, named: &Path) -> Result<PathBuf, Failure
     Err(Failure::new(format!("{} is no path in the base", path_text(named)))
         .exit(Exit::NotFound)
         .next("name one that is there, relative to the directory of --from"))
-}
-
-fn discard(store: &Store, name: &str) -> Result<(), Failure> {
-    let (workspace, _lock) = store.open_locked(name, LockMode::Exclusive)?;
-    workspace.check_no_commit()?;
-    // Nobody can change its directories while they are removed, also from another mount namespace.
-    view::unmount_whole(&workspace)?;
-    store.remove(&workspace)?;
-    of_pool::release(&workspace.settings)
-}
-
-fn run_command(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
-    if order.discard {
-        return run_and_discard(store, order);
-    }
-    // Opened here: from the command's namespaces, the other process cannot be reached.
-    let unopened = |error: io::Error| Failure::io("cannot open", "the file of `run --discard`", &error);
-    let starts = std::env::var_os(STARTS).map(|path| fs::OpenOptions::new().write(true).open(path));
-    let mut starts = starts.transpose().map_err(unopened)?;
-    let (workspace, lock) = store.open_locked(&order.name, LockMode::Shared)?;
-    workspace.check_no_commit()?;
-    view::make_sure(&workspace, store)?;
-    inside::enter(&workspace, order.as_root)?;
-    // The lock is held until the last process of the command has ended.
-    rustix::io::fcntl_setfd(&lock.0, rustix::io::FdFlags::empty())
-        .map_err(|error| Failure::io("cannot keep", "the workspace's lock", &error.into()))?;
-    let (program, arguments) = match order.command.split_first() {
-        Some((program, arguments)) => (program.clone(), arguments.to_vec()),
-        None => (std::env::var_os("SHELL").unwrap_or_else(|| OsString::from("/bin/sh")), Vec::new()),
-    };
-    if let Some(starts) = &mut starts {
-        starts.write_all(b"1").map_err(unopened)?;
-    }
-    let error = Command::new(&program).args(arguments).env_remove(STARTS).exec();
-    drop(lock);
-    if let Some(starts) = &starts {
-        starts.set_len(0).map_err(unopened)?;
-    }
-    let failure = Failure::io("cannot run", path_text(Path::new(&program)), &error);
-    // As shells do.
-    let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
-    failure.report("nacre");
-    Ok(ExitCode::from(code))
-}
-
-/// Has another process of this program run the command, waits for it, and discards the workspace if the command ran.
-fn run_and_discard(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
-    let failed = |error: io::Error| Failure::io("cannot run", "the command", &error);
-    let signals = Signals::block().map_err(failed)?;
-    let starts = rustix::fs::memfd_create("starts", rustix::fs::MemfdFlags::CLOEXEC);
-    let starts = fs::File::from(starts.map_err(|error| failed(error.into()))?);
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("nacre").args(["workspace", "run"]);
-    command.env(STARTS, format!("/proc/{}/fd/{}", std::process::id(), starts.as_raw_fd()));
-    if order.as_root {
-        command.arg("--root");
-    }
-    command.args([&order.name, "--"]).args(&order.command);
-    let mut child = signals::unblocked_in(&mut command).spawn().map_err(failed)?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // Ends with this process.
-    thread::Builder::new()
-        .spawn(move || {
-            while let Ok((signal, _, of_kernel)) = signals.next_and_origin() {
-                let signal = match signal {
-                    signals::Signal::Hangup => Signal::HUP,
-                    signals::Signal::Interrupt => Signal::INT,
-                    signals::Signal::Terminate => Signal::TERM,
-                    signals::Signal::User1 => Signal::USR1,
-                };
-                // A signal of the terminal has reached the command as well.
-                if !of_kernel && let Some(pid) = pid {
-                    // The command may have ended.
-                    let _ = kill_process(pid, signal);
-                }
-            }
-        })
-        .map_err(failed)?;
-    let status = child.wait().map_err(failed)?;
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    if starts.metadata().map_err(failed)?.len() == 0 {
-        Failure::new(format!("the command did not start: the workspace {} is not discarded", order.name))
-            .report("nacre");
-    } else if let Err(failure) = discard(store, &order.name) {
-        if code == 0 {
-            return Err(failure);
-        }
-        // The exit code stays that of the command.
-        failure.report("nacre");
-    }
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
 /// Copies a tree with all attributes, hard links and holes.

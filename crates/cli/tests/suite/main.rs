@@ -73,5 +73,7 @@ mod units;
 mod user;
 mod walk;
 mod workspace;
+mod workspace_safety;
+mod workspace_verbs;
 mod zfs_compare;
 mod zfs_words;
