@@ -13,15 +13,13 @@ use nacre_daemon::{
         store::Workspace,
     },
 };
+use nacre_pool::rows::keys::NUMBER_MOST;
 use nacre_union::base_log::{HiddenEntry, parse};
 use std::{
     fs as files, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
-
-/// Bits of an inode number that are the same in a file system and its snapshots; those above number the trees of a mount.
-const INODE_BITS: u32 = 42;
 
 /// A file system of a pool that `--from` names.
 pub struct Dataset {
@@ -114,7 +112,8 @@ pub fn renumber(workspace: &Workspace) -> Result<(), Failure> {
         let text = path_text(path);
         move |error: io::Error| Failure::io("cannot compare with", &text, &error)
     };
-    let low = (1_u64 << INODE_BITS) - 1;
+    // The bits above number the trees of a mount.
+    let low = NUMBER_MOST;
     let high = files::metadata(over).map_err(failed(over))?.ino() & !low;
     let log = workspace.changes().join("base.log");
     let text: String = parse(&files::read(&log).map_err(failed(&log))?)
