@@ -470,7 +470,7 @@ pub fn export(store: &Store, name: &str, file: Option<&Path>, is_json: bool) -> 
         return Err(Failure::usage("an archive is not for a terminal").next("name a file with -o, or a pipe"));
     }
     with_changes(store, name, &mut |workspace| {
-        let upper = Upper::open(&workspace.changes()).map_err(failed)?;
+        let (base, upper) = opened(workspace)?;
         let mut out: Box<dyn Write> = match file {
             Some(file) => {
                 Box::new(File::create(file).map_err(|error| Failure::io("cannot write", path_text(file), &error))?)
@@ -478,7 +478,7 @@ pub fn export(store: &Store, name: &str, file: Option<&Path>, is_json: bool) -> 
             None => Box::new(io::stdout().lock()),
         };
         let mut buffered = BufWriter::new(&mut out);
-        nacre_workspace::export(&upper, &mut buffered).map_err(failed)?;
+        nacre_workspace::export(&base, &upper, &mut buffered).map_err(failed)?;
         buffered.flush().map_err(|error| Failure::io("cannot write", "the archive", &error))
     })?;
     let Some(file) = file.filter(|_| is_json) else { return Ok(()) };

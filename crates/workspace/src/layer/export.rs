@@ -2,10 +2,12 @@
 
 use super::XATTR;
 use crate::{
-    Result, Upper,
+    Base, Result, Upper,
+    beneath::Tree,
+    compare,
     meta::{Meta, shown_attributes},
     trouble::{During, fact},
-    upper::{MARK, OPAQUE, UpperEntry},
+    upper::{MARK, OPAQUE},
 };
 use rustix::fs::FileType;
 use std::{
@@ -20,12 +22,14 @@ use tar::{Builder, EntryType, Header};
 /// Bytes of the fields for names in a header.
 const NAME_FIELD: usize = 100;
 
-/// Writes the upper as tar: a layer in OCI's form, with whiteouts.
+/// Writes the upper as tar: a layer in OCI's form, with whiteouts. A changed file has all names that it has in the view, also
+/// those that only the base has.
 ///
 /// # Errors
 /// Something cannot be read, or `out` fails.
-pub fn export(upper: &Upper, out: &mut dyn Write) -> Result<()> {
-    let scan = upper.scan()?;
+pub fn export(base: &Base, upper: &Upper, out: &mut dyn Write) -> Result<()> {
+    let comparison = compare::compare(base, upper)?;
+    let scan = &comparison.scan;
     let mut archive = Builder::new(out);
     let mut names: HashMap<u64, PathBuf> = HashMap::new();
     // A whiteout comes before what replaces the name, in the order of paths.
@@ -38,11 +42,16 @@ pub fn export(upper: &Upper, out: &mut dyn Write) -> Result<()> {
     }
     for (path, entry) in &scan.entries {
         if !path.as_os_str().is_empty() {
-            append(&mut archive, upper, path, entry, &mut names)?;
+            let from = Source { tree: &upper.tree, place: path };
+            append(&mut archive, &from, path, &entry.meta, &mut names)?;
         }
         if entry.opaque {
             append_mark(&mut archive, &path.join(std::ffi::OsStr::from_bytes(OPAQUE)))?;
         }
+    }
+    for (path, item) in comparison.items.iter().filter(|(_, item)| item.in_links.is_some() && item.is_changed()) {
+        let (tree, place) = item.place(upper, path);
+        append(&mut archive, &Source { tree, place: &place }, path, &item.upper.meta, &mut names)?;
     }
     for mark in marks.values() {
         append_mark(&mut archive, mark)?;
@@ -120,14 +129,20 @@ fn append_mark<W: Write>(archive: &mut Builder<W>, path: &Path) -> Result<()> {
     head.write(archive, io::empty()).during("write", path)
 }
 
+/// Where an entry lies.
+struct Source<'a> {
+    tree: &'a Tree,
+    place: &'a Path,
+}
+
 fn append<W: Write>(
     archive: &mut Builder<W>,
-    upper: &Upper,
+    from: &Source<'_>,
     path: &Path,
-    entry: &UpperEntry,
+    meta: &Meta,
     names: &mut HashMap<u64, PathBuf>,
 ) -> Result<()> {
-    let (meta, shown) = (&entry.meta, upper.tree.path_of(path));
+    let shown = from.tree.path_of(from.place);
     let mut name = path.as_os_str().as_bytes().to_vec();
     let kind = match meta.kind() {
         FileType::RegularFile => EntryType::Regular,
@@ -139,7 +154,7 @@ fn append<W: Write>(
         // Tar has no sockets; programs make theirs anew.
         _ => return Ok(()),
     };
-    if let Some(first) = names.get(&meta.ino).filter(|_| meta.links > 1 && !meta.is_directory()) {
+    if let Some(first) = names.get(&meta.ino).filter(|_| !meta.is_directory()) {
         let mut head = Head::new(EntryType::Link, &name);
         head.set_target(first.as_os_str().as_bytes());
         head.set_meta(meta);
@@ -150,7 +165,7 @@ fn append<W: Write>(
     }
     let mut head = Head::new(kind, &name);
     head.set_meta(meta);
-    for (key, value) in shown_attributes(&upper.tree.xattrs(path).during("read the attributes of", &shown)?) {
+    for (key, value) in shown_attributes(&from.tree.xattrs(from.place).during("read the attributes of", &shown)?) {
         let Ok(key) = String::from_utf8(key) else {
             return Err(fact(&shown, "has an attribute whose name no archive can hold"));
         };
@@ -158,7 +173,7 @@ fn append<W: Write>(
     }
     match kind {
         EntryType::Symlink => {
-            let target = upper.tree.link_target(path).during("read the link", &shown)?;
+            let target = from.tree.link_target(from.place).during("read the link", &shown)?;
             head.set_target(&target);
         }
         EntryType::Char | EntryType::Block => {
@@ -169,7 +184,7 @@ fn append<W: Write>(
             set.during("write", &shown)?;
         }
         EntryType::Regular => {
-            let file = File::from(upper.tree.file(path).during("open", &shown)?);
+            let file = File::from(from.tree.file(from.place).during("open", &shown)?);
             head.header.set_size(meta.size);
             // Exactly the size of the header, also where the file is written to meanwhile.
             let content = file.take(meta.size).chain(io::repeat(0)).take(meta.size);

@@ -21,7 +21,7 @@ use rustix::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::File,
     io::{self, Read},
     os::{fd::AsFd, unix::ffi::OsStrExt},
@@ -152,6 +152,8 @@ impl Import<'_> {
         } else if hidden.starts_with(MARK) || hidden.is_empty() {
             // Other programs' own entries.
             return Ok(());
+        } else if hidden == b"." || hidden == b".." {
+            return Err(fact(&parent.join(OsStr::from_bytes(name)), "hides no name"));
         } else {
             self.hidden.insert((parent.join(OsStr::from_bytes(hidden)), true));
         }
@@ -227,19 +229,38 @@ impl Import<'_> {
 
     /// Gives the entries their names in the upper.
     fn finish(self, upper: &Upper) -> Result<()> {
-        for (path, wanted) in self.directories.iter().rev() {
+        // A directory that its owner may not write to cannot be moved to another one: those at the top get their
+        // attributes there.
+        let is_at_top = |path: &Path| path.components().count() == 1;
+        for (path, wanted) in self.directories.iter().rev().filter(|(path, _)| !is_at_top(path)) {
             let handle = self.tree.handle(path).during("open", path)?;
             dress_as_allowed(handle.as_fd(), wanted).during("set the attributes of", path)?;
         }
+        let before = upper.log()?;
+        let mut placed = Vec::new();
+        let finished = self.place(upper, &before, &mut placed).and_then(|()| {
+            for (path, wanted) in self.directories.iter().filter(|(path, _)| is_at_top(path)) {
+                let handle = upper.tree.handle(path).during("open", path)?;
+                dress_as_allowed(handle.as_fd(), wanted).during("set the attributes of", path)?;
+            }
+            Ok(())
+        });
+        let Err(error) = finished else { return Ok(()) };
+        let top = upper.tree.directory(Path::new("")).during("open", &upper.tree.shown)?;
+        for name in placed {
+            beneath::remove_tree(top.as_fd(), &name).during("remove", Path::new(&name))?;
+        }
+        write_log(upper, before.iter())?;
+        Err(error)
+    }
+
+    /// Gives the entries at the top their names in the upper, and notes which.
+    fn place(&self, upper: &Upper, before: &[HiddenEntry], placed: &mut Vec<OsString>) -> Result<()> {
         let mut lines: BTreeMap<PathBuf, HiddenEntry> = BTreeMap::new();
         for (path, is_deep) in &self.hidden {
             self.note(path, *is_deep, &mut lines)?;
         }
-        let mut log = String::new();
-        for line in upper.log()?.iter().chain(lines.values()) {
-            log.push_str(&line.line());
-        }
-        crate::clean::write(&upper.state, &log).during("write", &upper.state.path_of(Path::new(LOG)))?;
+        write_log(upper, before.iter().chain(lines.values()))?;
         let top = upper.tree.directory(Path::new("")).during("open", &upper.tree.shown)?;
         let from = fs::openat(&top, BUILDING, DIRECTORY, Mode::empty()).during("open", &self.tree.shown)?;
         for listed in self.tree.list(Path::new("")).during("read", &self.tree.shown)? {
@@ -250,6 +271,7 @@ impl Import<'_> {
                 }
                 renamed => renamed.during("create", shown)?,
             }
+            placed.push(listed.name);
         }
         Ok(())
     }
@@ -268,6 +290,11 @@ impl Import<'_> {
         }
         Ok(())
     }
+}
+
+fn write_log<'a>(upper: &Upper, lines: impl Iterator<Item = &'a HiddenEntry>) -> Result<()> {
+    let log: String = lines.map(HiddenEntry::line).collect();
+    crate::clean::write(&upper.state, &log).during("write", &upper.state.path_of(Path::new(LOG)))
 }
 
 /// A line of the log for an entry of the base.

@@ -46,7 +46,8 @@ fn changed() -> Workspace {
 
 fn exported(workspace: &Workspace) -> Vec<u8> {
     let mut archive = Vec::new();
-    crate::export(&workspace.opened().1, &mut archive).unwrap();
+    let (base, upper) = workspace.opened();
+    crate::export(&base, &upper, &mut archive).unwrap();
     archive
 }
 
@@ -129,5 +130,90 @@ fn hostile_archives_write_nowhere_else_and_leave_nothing() {
         assert!(crate::import(&base, &upper, &mut archive.as_slice()).is_err(), "{what}");
         assert_eq!(names(&outside), [""; 0], "{what}");
         assert_eq!(names(&workspace.upper_path()), [""; 0], "{what}");
+    }
+}
+
+#[test]
+fn a_mark_that_hides_no_name_is_refused_and_nothing_of_the_layer_stays() {
+    for mark in ["a/.wh..", "a/.wh..."] {
+        let workspace = Workspace::over(|base| fs::create_dir(base.join("a")).unwrap());
+        let mut archive = Builder::new(Vec::new());
+        for path in ["first", mark] {
+            let mut header = Header::new_ustar();
+            header.set_entry_type(EntryType::Regular);
+            header.set_mode(0o644);
+            header.set_size(0);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
+            header.set_path(path).unwrap();
+            header.set_cksum();
+            archive.append(&header, &b""[..]).unwrap();
+        }
+        let archive = archive.into_inner().unwrap();
+        let (base, upper) = workspace.opened();
+        let error = crate::import(&base, &upper, &mut archive.as_slice()).unwrap_err();
+        assert!(error.what.contains("hides no name"), "{mark}: {error}");
+        assert_eq!(names(&workspace.upper_path()), [""; 0]);
+    }
+}
+
+/// An archive at whose reading a file appears.
+struct Interfering<'a> {
+    archive: &'a [u8],
+    path: std::path::PathBuf,
+}
+
+impl std::io::Read for Interfering<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        fs::write(&self.path, "")?;
+        self.archive.read(buffer)
+    }
+}
+
+#[test]
+fn a_layer_that_cannot_get_its_names_leaves_nothing() {
+    let workspace = Workspace::over(fill);
+    let archive = exported(&changed());
+    let (base, upper) = workspace.opened();
+    let log = fs::read(workspace.changes.join("base.log")).unwrap();
+    // A name that the upper has, but no user sees, comes in the way of one of the layer while the archive is read.
+    let in_the_way = workspace.upper_path().join(".wh.gone");
+    let mut archive = Interfering { archive: archive.as_slice(), path: in_the_way.clone() };
+    let import = crate::import(&base, &upper, &mut archive);
+    import.unwrap_err();
+    fs::remove_file(&in_the_way).unwrap();
+    assert_eq!(names(&workspace.upper_path()), [""; 0]);
+    assert_eq!(fs::read(workspace.changes.join("base.log")).unwrap(), log);
+}
+
+#[test]
+fn a_changed_file_is_exported_with_the_names_that_only_the_base_has() {
+    let fill = |base: &Path| {
+        fs::create_dir(base.join("d")).unwrap();
+        fs::write(base.join("a"), "base").unwrap();
+        for name in ["d/b", "c"] {
+            fs::hard_link(base.join("a"), base.join(name)).unwrap();
+        }
+    };
+    for remove in [false, true] {
+        let workspace = Workspace::over(fill);
+        let view = workspace.view();
+        let file = view.find(b"a").unwrap().node;
+        view.open(&file, OpenFlags::READ_WRITE).write(b"OURS", 0, WriteOrigin::Caller).unwrap();
+        if remove {
+            view.layer.unlink(&view.caller, &view.root, name("a")).unwrap();
+        }
+        drop(view);
+        let wanted = tree(&workspace.view());
+        let archive = exported(&workspace);
+        let other = Workspace::over(fill);
+        let (base, upper) = other.opened();
+        crate::import(&base, &upper, &mut archive.as_slice()).unwrap();
+        let got = tree(&other.view());
+        assert_eq!(got.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
+        for path in [&b"/d/b"[..], b"/c"] {
+            assert_eq!((&got[path].content[..], &got[path].first_name), (&b"OURS"[..], &wanted[path].first_name));
+        }
     }
 }
