@@ -39,23 +39,28 @@ impl Base {
         Ok(Base { trees })
     }
 
-    /// The one directory of the base.
-    pub(crate) fn only(&self) -> Result<&Tree> {
-        match self.trees.as_slice() {
-            [only] => Ok(only),
-            _ => Err(crate::WorkspaceError {
-                what:
-                    "a workspace over several directories cannot be committed: it cannot be seen in which one a name \
-                       is removed"
-                        .to_owned(),
-                errno: None,
-            }),
+    /// The topmost directory, into which is committed.
+    pub(crate) fn target(&self) -> Result<&Tree> {
+        match self.trees.first() {
+            Some(first) => Ok(first),
+            None => Err(crate::WorkspaceError { what: "the workspace has no base".to_owned(), errno: None }),
         }
+    }
+
+    /// The topmost directory alone, and those below it.
+    pub(crate) fn divided(&self) -> (Base, Base) {
+        let (target, below) = self.trees.split_at(self.trees.len().min(1));
+        (Base { trees: target.to_vec() }, Base { trees: below.to_vec() })
     }
 
     /// Path for messages.
     pub(crate) fn path_of(&self, path: &Path) -> PathBuf {
         self.trees.first().map_or_else(|| path.to_path_buf(), |tree| tree.path_of(path))
+    }
+
+    /// Path for messages of an entry in the topmost directory that has it.
+    pub(crate) fn path_with(&self, path: &Path) -> Result<PathBuf> {
+        Ok(self.find(path)?.map_or_else(|| self.path_of(path), |below| below.tree.path_of(path)))
     }
 
     /// Looks an entry up, as a union of the directories shows it.

@@ -154,9 +154,9 @@ impl Tree {
         opened
     }
 
-    /// Opens a regular file for writing; one without write permission is made writable for the moment of opening it.
+    /// Opens a regular file for reading and writing; one without these permissions gets them for the moment of opening it.
     pub(crate) fn writable_file(&self, path: &Path) -> io::Result<OwnedFd> {
-        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let opened = self.resolve(path, flags);
         let Err(error) = &opened else { return opened };
         if error.raw_os_error() != Some(Errno::ACCESS.raw_os_error()) {
@@ -164,7 +164,7 @@ impl Tree {
         }
         let handle = self.handle(path)?;
         let mode = Meta::of_file(handle.as_fd())?.permissions();
-        inode::change_mode(handle.as_fd(), mode | 0o200)?;
+        inode::change_mode(handle.as_fd(), mode | 0o600)?;
         let opened = self.resolve(path, flags);
         inode::change_mode(handle.as_fd(), mode)?;
         opened
@@ -290,7 +290,8 @@ pub(crate) fn xattr(target: Target<'_>, name: &[u8]) -> io::Result<Option<Vec<u8
     }
 }
 
-/// Removes an entry, of a directory everything in it, without following links or leaving the directory's tree.
+/// Removes an entry, of a directory everything in it, without following links or leaving the directory's tree or file
+/// system.
 pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -301,6 +302,10 @@ pub(crate) fn remove_tree(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result
     // Depth first, with the open directories of one path.
     let mut open: Vec<(OwnedFd, OsString, Vec<Listed>)> = Vec::new();
     let enter = |at: BorrowedFd<'_>, name: &OsStr| -> io::Result<(OwnedFd, Vec<Listed>)> {
+        let (home, there) = (Meta::of_file(at)?, Meta::of_entry(at, name)?);
+        if there.is_mount || there.device != home.device {
+            return Err(Errno::BUSY.into());
+        }
         let opened = match fs::openat(at, name, LISTED, Mode::empty()) {
             Err(Errno::ACCESS) => {
                 let handle = fs::openat(at, name, DIRECTORY, Mode::empty())?;

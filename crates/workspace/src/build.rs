@@ -8,7 +8,7 @@
 use crate::{
     Base, Result, Upper,
     compare::{BaseEntry, Comparison, Item},
-    meta::{Meta, shown_attributes},
+    meta::{Meta, Xattrs, labels, shown_attributes},
     plan::xattrs_of,
     steps::{
         Detach, DirectoryBefore, Dress, Expected, FinishDirectory, Going, Make, Overwrite, Place, Seen, SetAttributes,
@@ -17,7 +17,10 @@ use crate::{
     trouble::{During, fact},
     upper::LINKS,
 };
-use rustix::fs::FileType;
+use rustix::{
+    fs::{self, AtFlags, FileType, Mode},
+    io::Errno,
+};
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -25,8 +28,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Name of staging directories, before the number of the workspace.
+/// Names of staging directories, before the number of the workspace: one that unions do not show, and one for the views of
+/// unions, which reserve such names for themselves.
 const STAGE: &str = ".wh..wh.commit.";
+const STAGE_IN_VIEW: &str = ".nacre-commit.";
+/// Entries of a directory that is removed from the view of a union as a whole: one with more cannot be renamed there.
+const WHOLE_MAX: usize = 500;
+/// Magic number of FUSE file systems (linux/magic.h).
+const FUSE: u32 = 0x6573_5546;
 /// Directory of the upper in the state directory.
 const UPPER: &str = "upper";
 
@@ -84,7 +93,7 @@ struct Builder<'a> {
 
 /// Builds the steps.
 pub(crate) fn steps(request: &Request<'_>) -> Result<Steps> {
-    let top = Meta::of_file(request.base.only()?.top()).during("read", &request.base.only()?.shown)?;
+    let top = Meta::of_file(request.base.target()?.top()).during("read", &request.base.target()?.shown)?;
     let steps = Steps { version: VERSION, base: top.ino, ..Steps::default() };
     let mut views = HashMap::new();
     for (view, item) in request.comparison.items.iter().filter(|(_, item)| item.upper.meta.is_directory()) {
@@ -107,6 +116,18 @@ pub(crate) fn steps(request: &Request<'_>) -> Result<Steps> {
     };
     builder.build()?;
     Ok(builder.steps)
+}
+
+/// Refuses to take away a place at which something is mounted.
+pub(crate) fn check_no_mount(shown: &Path, meta: &Meta) -> Result<()> {
+    if !meta.is_mount {
+        return Ok(());
+    }
+    Err(fact(
+        shown,
+        "is removed, renamed or replaced in the workspace, but something is mounted there: nothing is committed; unmount \
+         it, or name the other paths to commit",
+    ))
 }
 
 impl<'a> Builder<'a> {
@@ -155,6 +176,11 @@ impl<'a> Builder<'a> {
         }
         for path in request.removed {
             let Some(meta) = request.comparison.removed.get(path) else { continue };
+            let entries = request.seen.get(path).map(Vec::as_slice).unwrap_or_default();
+            if entries.len() > WHOLE_MAX && self.is_on_fuse(path)? {
+                self.remove_one_by_one(path, meta, entries)?;
+                continue;
+            }
             let slot = self.detach(path, meta)?;
             self.goes(path, meta, slot)?;
         }
@@ -193,6 +219,7 @@ impl<'a> Builder<'a> {
 
     /// Adds the step by which an entry of the base leaves its name.
     fn detach(&mut self, path: &Path, meta: &Meta) -> Result<Slot> {
+        check_no_mount(&self.request.base.path_of(path), meta)?;
         let parent = path.parent().unwrap_or(Path::new("")).to_path_buf();
         let device = self.request.base.meta(&parent)?.map_or(meta.device, |meta| meta.device);
         let slot = self.slot(device, &parent);
@@ -204,6 +231,17 @@ impl<'a> Builder<'a> {
             self.unlocked.insert(path.to_path_buf());
         }
         Ok(slot)
+    }
+
+    /// Removes a directory of the base with everything in it, each entry by a step of its own.
+    fn remove_one_by_one(&mut self, path: &Path, meta: &Meta, entries: &[BaseEntry]) -> Result<()> {
+        for (path, meta) in entries.iter().map(|entry| (entry.path.as_path(), &entry.meta)).chain([(path, meta)]) {
+            let slot = self.detach(path, meta)?;
+            if meta.is_directory() {
+                self.steps.going.push(Going { slot, ino: meta.ino, entries: Vec::new() });
+            }
+        }
+        Ok(())
     }
 
     /// Notes what is deleted with a directory of the base that an item replaces.
@@ -241,6 +279,9 @@ impl<'a> Builder<'a> {
 
     /// Adds the step by which a slot gets a name.
     fn place(&mut self, path: &Path, slot: Slot, over: Option<&Meta>) -> Result<()> {
+        if let Some(over) = over {
+            check_no_mount(&self.request.base.path_of(path), over)?;
+        }
         let over = over.map(|meta| Expected::new(meta, self.changed_files.contains(&meta.ino)));
         self.steps.places.push(Place { path: path.to_path_buf(), slot, over });
         let parent = path.parent().unwrap_or(Path::new(""));
@@ -281,6 +322,7 @@ impl<'a> Builder<'a> {
             size: meta.size,
             mtime: meta.mtime,
             make,
+            labels: Xattrs::new(),
             destination: path.to_path_buf(),
         }
     }
@@ -399,20 +441,59 @@ impl<'a> Builder<'a> {
     /// Decides where the staging directories lie.
     fn set_stages(&mut self) -> Result<()> {
         let state = Meta::of_file(self.request.upper.tree.top()).during("read", &self.request.upper.tree.shown)?;
-        let name = format!("{STAGE}{:x}-{:x}", state.device, state.ino);
+        let number = format!("{:x}-{:x}", state.device, state.ino);
         let mut stages: Vec<(usize, PathBuf)> = Vec::new();
         for (index, directories) in self.stages.values() {
             let highest = directories.iter().min_by_key(|path| path.components().count());
-            stages.push((*index, highest.cloned().unwrap_or_default().join(&name)));
+            stages.push((*index, highest.cloned().unwrap_or_default()));
         }
         stages.sort();
-        for (_, stage) in &stages {
-            let home = stage.parent().unwrap_or(Path::new("")).to_path_buf();
+        for (_, home) in stages {
+            if let Some(moved) = self.steps.detaches.iter().find(|detach| home.starts_with(&detach.path)) {
+                return Err(fact(
+                    &self.request.base.path_of(&moved.path),
+                    "is renamed in the workspace, and names are changed in a file system that is mounted in it: nothing is \
+                     committed; commit the paths in that file system first",
+                ));
+            }
             self.touch_finish(&home)?;
+            let prefix = if self.reserves_names(&home, &number)? { STAGE_IN_VIEW } else { STAGE };
+            self.steps.stages.push(home.join(format!("{prefix}{number}")));
             self.unlocked.insert(home);
         }
-        self.steps.stages = stages.into_iter().map(|(_, stage)| stage).collect();
         Ok(())
+    }
+
+    /// Whether a directory is on a FUSE file system.
+    fn is_on_fuse(&self, directory: &Path) -> Result<bool> {
+        let base = self.request.base.target()?;
+        let shown = base.path_of(directory);
+        let opened = base.directory(directory).during("open", &shown)?;
+        // As the kernel's structures, the type has another width on each architecture.
+        let kind = fs::fstatfs(&opened).during("read", &shown)?.f_type;
+        Ok(u32::try_from(kind).ok() == Some(FUSE))
+    }
+
+    /// Whether a directory of the base lies in the view of a union, in which nobody can make the names of marks.
+    fn reserves_names(&self, home: &Path, number: &str) -> Result<bool> {
+        if !self.is_on_fuse(home)? {
+            return Ok(false);
+        }
+        let base = self.request.base.target()?;
+        let shown = base.path_of(home);
+        let directory = base.directory(home).during("open", &shown)?;
+        let name = format!("{STAGE}{number}");
+        match fs::mkdirat(&directory, &name, Mode::RWXU) {
+            // What is opened for the time of the commit cannot be tried; names without a mark can be made anywhere.
+            Err(Errno::PERM | Errno::ACCESS) => return Ok(true),
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error).during("create a staging directory in", &shown),
+        }
+        // One without anything in it is left by a kill at this place.
+        match fs::unlinkat(&directory, &name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
+            Err(error) => Err(error).during("remove the staging directory in", &shown),
+        }
     }
 
     /// Makes sure that a directory in which only a staging directory comes and goes gets its times back.
@@ -553,19 +634,39 @@ impl<'a> Builder<'a> {
     fn new_file(&mut self, path: &Path, item: &Item, first: Option<&StagedAt>, names: usize) -> Result<StagedAt> {
         self.vacate(item)?;
         let at = self.stage(path, Self::replaced(item))?;
-        let make = match first {
-            Some(first) => Make::LinkOfStaged { slot: first.slot, within: first.within.clone() },
-            None => {
-                // Names in the upper and in the hard-link index; no other one keeps the file.
-                let known = names + usize::from(self.request.comparison.scan.linked.contains_key(&item.upper.meta.ino));
-                let may_link =
-                    item.in_links.is_none() && usize::try_from(item.upper.meta.links).is_ok_and(|links| links <= known);
-                Make::Copy { may_link }
-            }
+        let Some(first) = first else {
+            let labels = self.labels_of_replaced(item)?;
+            // Names in the upper and in the hard-link index; no other one keeps the file.
+            let known = names + usize::from(self.request.comparison.scan.linked.contains_key(&item.upper.meta.ino));
+            let has_no_other =
+                item.in_links.is_none() && usize::try_from(item.upper.meta.links).is_ok_and(|links| links <= known);
+            let may_link = has_no_other && self.own_labels(path, item)? == labels;
+            let staged = self.staged(path, item, &at, Make::Copy { may_link });
+            self.steps.staged.push(Staged { labels, ..staged });
+            return Ok(at);
         };
+        let make = Make::LinkOfStaged { slot: first.slot, within: first.within.clone() };
         let staged = self.staged(path, item, &at, make);
         self.steps.staged.push(staged);
         Ok(at)
+    }
+
+    /// The labels of the file of the base that a new file replaces. An entry without counterpart gets the label that its
+    /// directory gives.
+    fn labels_of_replaced(&self, item: &Item) -> Result<Xattrs> {
+        let Some(base) = &item.base else { return Ok(Xattrs::new()) };
+        let Some(below) = self.request.base.find(&base.path)? else {
+            return Err(fact(&self.request.base.path_of(&base.path), "has been changed by others meanwhile"));
+        };
+        let stored = below.tree.xattrs(&base.path).during("read the attributes of", &below.tree.path_of(&base.path))?;
+        Ok(labels(&stored))
+    }
+
+    /// The labels of an entry of the upper.
+    fn own_labels(&self, path: &Path, item: &Item) -> Result<Xattrs> {
+        let (tree, place) = item.place(self.request.upper, path);
+        let stored = tree.xattrs(&place).during("read the attributes of", &tree.path_of(&place))?;
+        Ok(labels(&stored))
     }
 
     // ---- The upper afterwards ----

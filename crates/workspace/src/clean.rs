@@ -3,6 +3,7 @@
 use crate::{
     Result,
     beneath::Tree,
+    compare::TARGET,
     steps::{Make, Steps},
     trouble::During,
     upper::{LOG, Scan, Upper},
@@ -54,7 +55,7 @@ pub(crate) fn rewrite_log(base: &Tree, upper: &Upper, steps: &Steps) -> Result<(
     for (path, line) in lines {
         let mut line = line.clone();
         let has_moved = moved.iter().any(|moved| path.starts_with(moved));
-        if has_moved || changed.contains(&line.ino) {
+        if line.branch <= TARGET && (has_moved || changed.contains(&line.ino)) {
             let now = base.meta(path).during("read", &base.path_of(path))?;
             match now {
                 Some(now) if has_moved || now.ino == line.ino => {

@@ -13,7 +13,7 @@ use crate::{
     content,
     meta::{Meta, generation, shown_attributes},
     trouble::During,
-    upper::{LINKS, MARK, Scan, Upper, UpperEntry},
+    upper::{LINKS, LinkedCopy, MARK, Scan, Upper, UpperEntry},
 };
 use rustix::fs::FileType;
 use std::{
@@ -74,8 +74,17 @@ pub(crate) struct Comparison {
     /// Entries of the base that are not in the view, by their paths in the base; of a directory, with everything in it.
     pub(crate) removed: BTreeMap<PathBuf, Meta>,
     pub(crate) scan: Scan,
-    /// A changed file of the hard-link index is that of no name in the base.
-    pub(crate) has_unplaced: bool,
+    /// Changed files of the hard-link index without any name in upper and base.
+    pub(crate) unplaced: Vec<Unplaced>,
+}
+
+/// A changed file without a name.
+#[derive(Debug)]
+pub(crate) struct Unplaced {
+    /// Its path in the state directory.
+    pub(crate) file: PathBuf,
+    /// Names that it had in the base; none if the log does not know its inode number.
+    pub(crate) names: Vec<PathBuf>,
 }
 
 /// Device and inode number of two files.
@@ -91,14 +100,28 @@ struct Comparer<'a> {
 
 /// Compares the upper directory with the base.
 pub(crate) fn compare(base: &Base, upper: &Upper) -> Result<Comparison> {
-    let mut comparer = Comparer { base, upper, scan: upper.scan()?, same_content: HashMap::new() };
+    compare_scanned(base, upper, upper.scan()?)
+}
+
+/// Compares the upper directory with the topmost directory of the base alone.
+pub(crate) fn compare_with_target(target: &Base, upper: &Upper) -> Result<Comparison> {
+    let mut scan = upper.scan()?;
+    scan.hidden.retain(|_, line| line.branch <= TARGET);
+    compare_scanned(target, upper, scan)
+}
+
+/// Number of the base's topmost directory in the log.
+pub(crate) const TARGET: usize = 1;
+
+fn compare_scanned(base: &Base, upper: &Upper, scan: Scan) -> Result<Comparison> {
+    let mut comparer = Comparer { base, upper, scan, same_content: HashMap::new() };
     let claims = comparer.claims()?;
     let mut items = comparer.resolve(&claims)?;
     let removed = comparer.removed(&items)?;
     comparer.find_aspects(&mut items)?;
-    let has_unplaced = comparer.find_names_of_linked(&mut items, &removed)?;
+    let unplaced = comparer.find_names_of_linked(&mut items, &removed)?;
     find_broken_links(&mut items);
-    Ok(Comparison { items, removed, scan: comparer.scan, has_unplaced })
+    Ok(Comparison { items, removed, scan: comparer.scan, unplaced })
 }
 
 /// The path of an entry in the counterpart of its directory.
@@ -270,20 +293,23 @@ impl Comparer<'_> {
     }
 
     /// Adds the names of the base that show changed files of the hard-link index, where the upper does not have all.
-    /// Returns whether there is such a file of which no name in the base is found, nor a removed one.
+    /// Returns such files of which no name is found: not in the upper, not in the base, and not as a removed one.
     fn find_names_of_linked(
         &mut self,
         items: &mut BTreeMap<PathBuf, Item>,
         removed: &BTreeMap<PathBuf, Meta>,
-    ) -> Result<bool> {
-        let (mut wanted, mut unplaced) = (HashMap::new(), HashSet::new());
+    ) -> Result<Vec<Unplaced>> {
+        let (mut wanted, mut unplaced) = (HashMap::new(), HashMap::new());
+        let named: HashSet<u64> = self.scan.entries.values().map(|entry| entry.meta.ino).collect();
         for copy in self.scan.linked.values() {
             let names = || items.values().filter(|item| item.is_copy && item.upper.meta.ino == copy.meta.ino);
             let Some(base) = names().find_map(|item| item.base.as_ref()) else {
                 wanted.insert(copy.origin.ino, copy.clone());
                 let is_removed = |meta: &Meta| copy.origin.is(meta.ino, meta.generation());
-                if !removed.values().any(is_removed) {
-                    unplaced.insert(copy.meta.ino);
+                if !removed.values().any(is_removed)
+                    && let Some(names) = self.lost_names(copy, named.contains(&copy.meta.ino))?
+                {
+                    unplaced.insert(copy.meta.ino, Unplaced { file: Path::new(LINKS).join(&copy.name), names });
                 }
                 continue;
             };
@@ -296,7 +322,7 @@ impl Comparer<'_> {
             }
         }
         if wanted.is_empty() {
-            return Ok(false);
+            return Ok(Vec::new());
         }
         let mut waiting = vec![(PathBuf::new(), PathBuf::new())];
         let mut found = Vec::new();
@@ -340,7 +366,26 @@ impl Comparer<'_> {
             unplaced.remove(&item.upper.meta.ino);
             items.insert(path, item);
         }
-        Ok(!unplaced.is_empty())
+        Ok(unplaced.into_values().collect())
+    }
+
+    /// The names that a file of the hard-link index had in the base, if none of them is found any more. `None` where its
+    /// content has a name in the upper: there it is found, and what others did in the base is a conflict of that name.
+    fn lost_names(&self, copy: &LinkedCopy, has_name: bool) -> Result<Option<Vec<PathBuf>>> {
+        let lines = self.scan.hidden.iter().filter(|(_, line)| copy.origin.is(line.ino, generation(line.btime)));
+        let mut names: Vec<PathBuf> = lines.map(|(path, _)| path.clone()).collect();
+        names.sort();
+        for name in &names {
+            let (Some(now), Some(line)) = (self.base.meta(name)?, self.scan.hidden.get(name)) else { continue };
+            let is_same_file =
+                (now.size, now.mtime, now.ctime, now.btime) == (line.size, line.mtime, line.ctime, line.btime);
+            if now.ino != line.ino && is_same_file {
+                // Only the numbers are others, so no name can be found by them.
+                return Ok(Some(Vec::new()));
+            }
+        }
+        let is_found = has_name && !names.is_empty();
+        Ok((!is_found).then_some(names))
     }
 
     /// The entries of the base that the view does not have.

@@ -13,7 +13,7 @@ const KERNEL_PIECE: u64 = 64 << 20;
 
 /// The next range with data from `offset` on; empty at the end. Where the file system does not report holes, everything
 /// counts as data.
-fn data_from(file: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<(u64, u64)> {
+pub(crate) fn data_from(file: BorrowedFd<'_>, offset: u64, size: u64) -> io::Result<(u64, u64)> {
     let start = match fs::seek(file, SeekFrom::Data(offset)) {
         Ok(start) => start,
         Err(Errno::NXIO) => return Ok((size, size)),
@@ -37,7 +37,7 @@ fn read_some(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> io::Result
 }
 
 /// Reads until the buffer is full or the file ends.
-fn read_full(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_full(file: BorrowedFd<'_>, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         let read = read_some(file, rest, offset + filled as u64)?;
@@ -94,7 +94,7 @@ pub(crate) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: u64) -> io::R
 }
 
 /// Copies a range; returns the end of the data that was there.
-fn copy_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<u64> {
+pub(crate) fn copy_range(from: BorrowedFd<'_>, to: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<u64> {
     let mut at = start;
     while at < end {
         let (mut source, mut target) = (at, at);

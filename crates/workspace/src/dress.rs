@@ -16,7 +16,7 @@ use rustix::{
 use std::{io, os::fd::BorrowedFd};
 
 /// Gives the file behind a descriptor of any kind all attributes. Attributes that are the union's own, and labels of
-/// security modules, stay.
+/// security modules, stay: [`label`] sets these.
 pub(crate) fn dress(file: BorrowedFd<'_>, wanted: &Dress) -> io::Result<()> {
     let now = Meta::of_file(file)?;
     if (now.uid, now.gid) != (wanted.uid, wanted.gid) {
@@ -33,6 +33,27 @@ pub(crate) fn dress(file: BorrowedFd<'_>, wanted: &Dress) -> io::Result<()> {
         inode::change_mode(file, wanted.mode & 0o7777)?;
     }
     set_times(file, wanted.atime, wanted.mtime)
+}
+
+/// Gives a file the labels of security modules of the file that it replaces. Where an ordinary user may not set them, it
+/// keeps those that its directory gives.
+pub(crate) fn label(file: BorrowedFd<'_>, labels: &Xattrs) -> io::Result<()> {
+    let target = Target::File(file);
+    for (name, value) in labels {
+        if beneath::xattr(target, name)?.as_ref() == Some(value) {
+            continue;
+        }
+        match xattrat::set(target, name, value, 0) {
+            Err(error) if is_refused(&error) && !rustix::process::geteuid().is_root() => {}
+            set => set?,
+        }
+    }
+    Ok(())
+}
+
+fn is_refused(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(number, Some(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP))
 }
 
 /// Sets the times of the file behind a descriptor of any kind.

@@ -5,13 +5,15 @@
 //! and on stable storage in a staging directory before any name changes; removed and replaced files stay there until
 //! all names have changed, so every step can be taken back until then.
 
+mod overwrite;
+
 use crate::{
     Committed, Result, WorkspaceError,
     beneath::{self, HANDLE, Tree},
     content, dress,
     journal::{Journal, Phase},
     meta::{Meta, shown_attributes},
-    steps::{Detach, Dress, Expected, Going, Make, Overwrite, Place, Slot, Staged},
+    steps::{Detach, Dress, Expected, Going, Make, Place, Slot, Staged},
     trouble::{During, fact, is_missing},
     upper::Upper,
 };
@@ -35,11 +37,6 @@ use std::{
 const OPEN_MAX: usize = 128;
 /// Suffix of a replaced entry's name in its staging directory where names cannot be exchanged.
 const REPLACED: &str = ".replaced";
-/// Suffixes of a new content's name in its staging directory from the moment when the file in place may have parts of
-/// it, and from when it has all of it.
-const BEGUN: &str = ".begun";
-const DONE: &str = ".done";
-
 /// Called before each step; its error ends the execution there, as a kill would.
 pub(crate) type Pause<'a> = &'a mut dyn FnMut() -> Result<()>;
 
@@ -116,6 +113,7 @@ impl<'a> Execution<'a> {
             self.open_stages()?;
             self.publish()?;
             (self.pause)()?;
+            self.sync_all_names()?;
             self.journal.published()?;
         }
         self.clean_up()
@@ -335,6 +333,7 @@ impl<'a> Execution<'a> {
             let file = create(parent, name).during("create", &shown)?;
             self.bytes += content::copy(from.as_fd(), file.as_fd(), staged.size).during("write", &shown)?;
             dress::dress(file.as_fd(), &wanted).during("set the attributes of", &shown)?;
+            dress::label(file.as_fd(), &staged.labels).during("set the label of", &shown)?;
             return fs::fsync(&file).during("sync", &shown);
         }
         match kind {
@@ -356,7 +355,8 @@ impl<'a> Execution<'a> {
         if made.kind() != kind || !is_ours || special.is_some_and(|special| made.special != special) {
             return Err(changed(&shown));
         }
-        dress::dress(handle.as_fd(), &wanted).during("set the attributes of", &shown)
+        dress::dress(handle.as_fd(), &wanted).during("set the attributes of", &shown)?;
+        dress::label(handle.as_fd(), &staged.labels).during("set the label of", &shown)
     }
 
     // ---- Publishing ----
@@ -464,78 +464,11 @@ impl<'a> Execution<'a> {
         self.is_at(&place.path, ino)
     }
 
-    /// Replaces the content of a file that keeps its inode. What others write to it before or afterwards stays.
-    fn overwrite(&mut self, overwrite: &Overwrite) -> Result<()> {
-        let new = self.slot(overwrite.new)?;
-        let (begun, done) = (with_suffix(&new, BEGUN), with_suffix(&new, DONE));
-        if self.meta(&done)?.is_some() {
-            return Ok(());
-        }
-        if self.meta(&begun)?.is_none() {
-            if !self.meta(&overwrite.path)?.is_some_and(|meta| overwrite.expected.is(&meta)) {
-                return Err(changed(&self.base.path_of(&overwrite.path)));
-            }
-            self.rename(&new, &begun, RenameFlags::NOREPLACE)?;
-            self.sync_changed()?;
-        }
-        (self.pause)()?;
-        self.write_over(&overwrite.path, overwrite.expected.ino, &begun)?;
-        self.rename(&begun, &done, RenameFlags::NOREPLACE)?;
-        self.sync_changed()
-    }
-
-    /// Restores the old content of a file that keeps its inode; returns whether it did: a file that has not been
-    /// overwritten, and one that others have written to afterwards, stay as they are.
-    fn restore(&mut self, overwrite: &Overwrite) -> Result<bool> {
-        let new = self.slot(overwrite.new)?;
-        let (begun, done) = (with_suffix(&new, BEGUN), with_suffix(&new, DONE));
-        if self.meta(&done)?.is_some() {
-            if !self.has_content_of(&overwrite.path, &done)? {
-                return Ok(false);
-            }
-            self.rename(&done, &begun, RenameFlags::NOREPLACE)?;
-            self.sync_changed()?;
-        }
-        if self.meta(&begun)?.is_none() {
-            return Ok(false);
-        }
-        (self.pause)()?;
-        let old = self.slot(overwrite.old)?;
-        self.write_over(&overwrite.path, overwrite.expected.ino, &old)?;
-        Ok(true)
-    }
-
-    fn has_content_of(&self, path: &Path, copy: &Path) -> Result<bool> {
-        let shown = self.base.path_of(path);
-        let (tree, place) = self.beneath(copy);
-        let copy = tree.file(place).during("open the copy of", &shown)?;
-        let file = self.base.file(path).during("open", &shown)?;
-        let size = Meta::of_file(copy.as_fd()).during("read", &shown)?.size;
-        let is_size = Meta::of_file(file.as_fd()).during("read", &shown)?.size == size;
-        Ok(is_size && content::is_same(copy.as_fd(), file.as_fd(), size).during("read", &shown)?)
-    }
-
-    /// Content of a file that keeps its inode.
-    fn write_over(&mut self, path: &Path, ino: u64, from_path: &Path) -> Result<()> {
-        let shown = self.base.path_of(path);
-        let (tree, place) = self.beneath(from_path);
-        let from = tree.file(place).during("open the copy of", &shown)?;
-        let size = Meta::of_file(from.as_fd()).during("read", &shown)?.size;
-        let file = self.base.writable_file(path).during("open", &shown)?;
-        let meta = Meta::of_file(file.as_fd()).during("read", &shown)?;
-        if meta.ino != ino {
-            return Err(changed(&shown));
-        }
-        fs::ftruncate(&file, 0).during("write", &shown)?;
-        self.bytes += content::copy(from.as_fd(), file.as_fd(), size).during("write", &shown)?;
-        fs::fsync(&file).during("sync", &shown)
-    }
-
     fn set_attributes(&mut self, path: &Path, expected: &Expected, wanted: &Dress) -> Result<()> {
         let shown = self.base.path_of(path);
         let handle = self.base.handle(path).during("open", &shown)?;
         let meta = Meta::of_file(handle.as_fd()).during("read", &shown)?;
-        if meta.ino != expected.ino {
+        if !expected.is(&meta) {
             return Err(changed(&shown));
         }
         dress::dress(handle.as_fd(), wanted).during("set the attributes of", &shown)?;
@@ -645,6 +578,19 @@ impl<'a> Execution<'a> {
         synced.during("sync", &self.base.shown)
     }
 
+    /// Makes names durable that an interrupted execution has changed without syncing their directories: which ones, cannot
+    /// be seen any more.
+    fn sync_all_names(&self) -> Result<()> {
+        if !self.journal.is_resumed {
+            return Ok(());
+        }
+        for tree in self.stages.iter().map(|(_, tree)| tree).chain([self.base]) {
+            let top = tree.listed_directory(Path::new("")).during("open", &tree.shown)?;
+            fs::syncfs(&top).during("sync", &tree.shown)?;
+        }
+        Ok(())
+    }
+
     fn sync_directory(&self, path: &Path) -> Result<()> {
         let shown = self.base.path_of(path);
         let directory = self.base.listed_directory(path).during("open", &shown)?;
@@ -669,7 +615,8 @@ impl<'a> Execution<'a> {
         self.remove_stages()?;
         for finish in self.journal.steps.finishes.clone() {
             (self.pause)()?;
-            let done = self.finish_directory(&finish.path, finish.mode, finish.times);
+            let modes = [finish.mode, finish.before.as_ref().map_or(finish.mode, |before| before.mode)];
+            let done = self.finish_directory(&finish.path, finish.mode, finish.times, &modes);
             self.unless_done(done).during("set the attributes of", &self.base.path_of(&finish.path))?;
         }
         for path in self.journal.steps.upper_entries.clone() {
@@ -749,11 +696,14 @@ impl<'a> Execution<'a> {
         Ok(fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
     }
 
+    /// Sets mode and times of a directory. `modes` are those of the steps before; another one was set by others meanwhile,
+    /// and stays.
     fn finish_directory(
         &self,
         path: &Path,
         mode: u32,
         times: Option<(crate::meta::Time, crate::meta::Time)>,
+        modes: &[u32],
     ) -> io::Result<()> {
         let handle = if path.as_os_str().is_empty() { self.base.directory(path)? } else { self.base.handle(path)? };
         let meta = Meta::of_file(handle.as_fd())?;
@@ -761,7 +711,10 @@ impl<'a> Execution<'a> {
             return Ok(());
         }
         let opened = self.base.listed_directory(path);
-        if meta.permissions() != mode & 0o7777 {
+        let now = meta.permissions();
+        let is_ours = |mode: &u32| now == mode & 0o7777 || now == mode & 0o7777 | 0o700;
+        // 0700 is that of a directory whose owner is being changed.
+        if now != mode & 0o7777 && (now == 0o700 || modes.iter().any(is_ours)) {
             inode::change_mode(handle.as_fd(), mode & 0o7777)?;
         }
         if let Some((accessed, modified)) = times {
@@ -787,6 +740,7 @@ impl<'a> Execution<'a> {
             self.journal.undoing()?;
             self.take_back()?;
             (self.pause)()?;
+            self.sync_all_names()?;
             self.journal.taken_back()?;
         }
         self.remove_stages()?;
@@ -796,7 +750,8 @@ impl<'a> Execution<'a> {
             let Some(before) = finish.before else { continue };
             (self.pause)()?;
             if self.is_at(&before.path, before.ino)? {
-                let done = self.finish_directory(&before.path, before.mode, Some((before.atime, before.mtime)));
+                let times = Some((before.atime, before.mtime));
+                let done = self.finish_directory(&before.path, before.mode, times, &[before.mode, finish.mode]);
                 done.during("restore the attributes of", &self.base.path_of(&before.path))?;
                 restored.insert(before.path);
             }
@@ -805,7 +760,7 @@ impl<'a> Execution<'a> {
             if restored.contains(&unlock.path) {
                 continue;
             }
-            let done = self.finish_directory(&unlock.path, unlock.mode, None);
+            let done = self.finish_directory(&unlock.path, unlock.mode, None, &[unlock.mode]);
             self.unless_done(done).during("restore the mode of", &self.base.path_of(&unlock.path))?;
         }
         self.sync_changed()?;

@@ -124,7 +124,7 @@ impl Journal {
             phases => phases.during("read", journal)?,
         };
         // A last line without newline was interrupted: the next step had not begun.
-        let whole = phases.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+        let whole = phases.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         for line in phases.get(..whole).unwrap_or_default().split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
         {
             match serde_json::from_slice(line).map_err(broken)? {
@@ -137,10 +137,9 @@ impl Journal {
                 Line::TakenBack => read.phase = Phase::TakenBack,
             }
         }
-        if phases.len() > whole + 1 {
-            let cut = u64::try_from(whole + usize::from(whole > 0)).unwrap_or_default();
+        if phases.len() > whole {
             let file = OpenOptions::new().write(true).open(journal.join(PHASE)).during("open", journal)?;
-            file.set_len(cut).during("write", journal)?;
+            file.set_len(whole as u64).during("write", journal)?;
         }
         Ok(Some(read))
     }

@@ -18,6 +18,7 @@ mod compare;
 mod content;
 mod dress;
 mod execute;
+mod in_place;
 mod journal;
 mod layer;
 mod meta;

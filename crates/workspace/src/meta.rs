@@ -1,7 +1,7 @@
 //! Attributes of an entry, as `statx(2)` and the extended attributes have them.
 
 use crate::Entry;
-use rustix::fs::{self, AtFlags, FileType, Statx, StatxFlags, Timespec, Timestamps};
+use rustix::fs::{self, AtFlags, FileType, Statx, StatxAttributes, StatxFlags, Timespec, Timestamps};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, ffi::OsStr, io, os::fd::BorrowedFd};
 
@@ -29,6 +29,8 @@ pub(crate) struct Meta {
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
     pub(crate) btime: Option<Time>,
+    /// Another file system, or another directory, is mounted there.
+    pub(crate) is_mount: bool,
 }
 
 impl Meta {
@@ -58,6 +60,7 @@ impl Meta {
             mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
             ctime: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
             btime: has_birth.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec)),
+            is_mount: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
         }
     }
 
@@ -138,6 +141,17 @@ pub(crate) fn shown_attribute(name: &[u8]) -> Option<Vec<u8>> {
         }
     }
     if is_private(name) { None } else { Some(name.to_vec()) }
+}
+
+/// Whether an attribute is a label by which a security module decides who may do what with a file.
+fn is_label(name: &[u8]) -> bool {
+    name == b"security.selinux" || name.starts_with(b"security.SMACK64")
+}
+
+/// The labels of security modules. They are no content: a file has them from its directory, or takes them over from the
+/// file that it replaces.
+pub(crate) fn labels(stored: &Xattrs) -> Xattrs {
+    stored.iter().filter(|(name, _)| is_label(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// Whether an attribute is the union's own.

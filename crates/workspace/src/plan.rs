@@ -1,5 +1,7 @@
 //! Plans a commit: the changes, their conflicts with the base, and what an administrator has to confirm.
 
+mod several;
+
 use crate::{
     Base, Change, ChangeKind, CommitOptions, Committed, Conflict, Danger, Resolution, Result, Upper, WorkspaceError,
     base::Below,
@@ -15,10 +17,7 @@ use crate::{
 };
 use nacre_sys::accounts;
 use nacre_union::base_log::HiddenEntry;
-use rustix::{
-    fs::{self, AtFlags, FileType, Mode},
-    io::Errno,
-};
+use rustix::fs::FileType;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     os::unix::ffi::OsStrExt,
@@ -46,7 +45,7 @@ pub struct CommitPlan {
 }
 
 /// A conflict with the changes that it belongs to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Found {
     ours: &'static str,
     theirs: &'static str,
@@ -65,16 +64,16 @@ impl CommitPlan {
     /// Plans a commit of these changes; finds conflicts and dangers.
     ///
     /// # Errors
-    /// Several bases, or something cannot be read.
+    /// A change cannot be made in the topmost directory of several, or something cannot be read.
     pub fn new(base: &Base, upper: &Upper, changes: Vec<Change>, options: CommitOptions) -> Result<CommitPlan> {
         check_top(base, upper)?;
         let comparison = compare::compare(base, upper)?;
-        if comparison.has_unplaced {
+        if comparison.unplaced.iter().any(|unplaced| unplaced.names.is_empty()) {
             return Err(fact(
-                &base.only()?.shown,
-                "has no name of a file with several names that was changed in the workspace: others have removed it, or its \
-                 file system shows inode numbers that cannot be compared; nothing is committed; `nacre workspace diff \
-                 --patch` or `nacre workspace export` keep the changes",
+                &base.target()?.shown,
+                "has no name of a file with several names that was changed in the workspace: its file system shows inode \
+                 numbers that cannot be compared; nothing is committed; `nacre workspace diff --patch` or `nacre workspace \
+                 export` keep the changes",
             ));
         }
         let (mut items, mut removed) = (BTreeSet::new(), BTreeSet::new());
@@ -95,13 +94,24 @@ impl CommitPlan {
             });
         }
         let is_whole = items.len() == all.items.len() && removed.len() == comparison.removed.len();
+        let (target, below) = base.divided();
+        let mut conflicts = BTreeMap::new();
+        let (comparison, all) = if below.trees.is_empty() {
+            (comparison, all)
+        } else {
+            several::check(&below, &comparison, &items, &removed)?;
+            conflicts = several::conflicts(base, &comparison, &items)?;
+            let comparison = compare::compare_with_target(&target, upper)?;
+            let all = changes::all(&comparison);
+            (comparison, all)
+        };
         let mut plan = CommitPlan {
-            base: base.clone(),
+            base: target,
             upper: upper.clone(),
             comparison,
             items,
             removed,
-            conflicts: BTreeMap::new(),
+            conflicts,
             resolutions: HashMap::new(),
             seen: BTreeMap::new(),
             protected: Vec::new(),
@@ -109,6 +119,7 @@ impl CommitPlan {
         };
         plan.take_whole(&all.items);
         plan.find_conflicts(options)?;
+        plan.find_lost_files();
         Ok(plan)
     }
 
@@ -225,6 +236,42 @@ impl CommitPlan {
         Ok(())
     }
 
+    /// Changed files of which others have removed all names that the view showed: a commit of everything drops them only if
+    /// that is chosen.
+    fn find_lost_files(&mut self) {
+        if !self.is_whole {
+            return;
+        }
+        for unplaced in &self.comparison.unplaced {
+            for name in &unplaced.names {
+                self.conflicts.entry(name.clone()).or_insert_with(|| Found {
+                    ours: "modified",
+                    theirs: "removed",
+                    items: BTreeSet::new(),
+                    removed: BTreeSet::new(),
+                });
+            }
+        }
+    }
+
+    /// Refuses to drop a changed file without a name, unless the base's state was chosen for all the names that it had.
+    fn check_lost_files(&self) -> Result<()> {
+        for unplaced in self.comparison.unplaced.iter().filter(|_| self.is_whole) {
+            let is_dropped = |name: &PathBuf| self.resolutions.get(name) == Some(&Resolution::Theirs);
+            let Some(name) = unplaced.names.iter().find(|name| !is_dropped(name)) else { continue };
+            return Err(WorkspaceError {
+                what: format!(
+                    "{} has no name any more that could get its changed content: nothing is committed; the content is {}: \
+                     copy it to where it belongs, then commit this path with --theirs",
+                    shown(&self.base.path_of(name)),
+                    shown(&self.upper.state.path_of(&unplaced.file))
+                ),
+                errno: None,
+            });
+        }
+        Ok(())
+    }
+
     /// Conflicts in a directory of the base that goes as a whole.
     fn find_conflicts_below(&mut self, top: &BaseEntry, ours: &'static str, of: Of<'_>) -> Result<()> {
         let (mut waiting, mut seen) = (vec![top.path.clone()], Vec::new());
@@ -232,6 +279,13 @@ impl CommitPlan {
             for listed in self.base.list(&directory)? {
                 let path = directory.join(&listed.name);
                 let Some(meta) = self.base.meta(&path)? else { continue };
+                build::check_no_mount(&self.base.path_of(&path), &meta)?;
+                if meta.is_directory() && meta.device != top.meta.device {
+                    return Err(fact(
+                        &self.base.path_of(&path),
+                        "is another file system, in a directory that is removed in the workspace: nothing is committed",
+                    ));
+                }
                 // Names of this form are not shown in the view, and nobody has removed them there.
                 let theirs = if listed.name.as_bytes().starts_with(MARK) {
                     Some("added")
@@ -278,18 +332,7 @@ impl CommitPlan {
 
     /// What others did to an entry of the base since the workspace hid it; `None` if nothing.
     fn theirs(&self, path: &Path, meta: Option<&Meta>) -> Option<&'static str> {
-        let (line, meta) = match (self.line(path, meta), meta) {
-            (None, None) => return None,
-            (None, Some(_)) => return Some("added"),
-            (Some(_), None) => return Some("removed"),
-            (Some(line), Some(meta)) => (line, meta),
-        };
-        if line.kind != meta.letter() || line.ino != meta.ino {
-            return Some("replaced");
-        }
-        let attributes = (line.mode, line.uid, line.gid) == (meta.permissions(), meta.uid, meta.gid);
-        let is_same = attributes && (meta.is_directory() || (line.size, line.ctime) == (meta.size, meta.ctime));
-        if is_same { None } else { Some("modified") }
+        difference(self.line(path, meta), meta)
     }
 
     /// Whether a directory's status has changed, which may be its attributes.
@@ -378,7 +421,7 @@ impl CommitPlan {
     // ---- Dangers ----
 
     /// The changes that an administrator has to confirm: set-id bits, capabilities, devices, other owners than the
-    /// caller's `uid`.
+    /// caller's `uid`, other groups, access control lists, and write permission for all users.
     pub fn dangers(&self, uid: u32) -> Vec<Danger> {
         let (items, _) = self.kept();
         let mut dangers = Vec::new();
@@ -395,7 +438,8 @@ impl CommitPlan {
         let (new, mut found) = (&item.upper.meta, Vec::new());
         let old = item.base.as_ref().map(|base| &base.meta);
         let aspects = item.aspects;
-        let is_new = old.is_none() || aspects.content || aspects.links || aspects.owner;
+        // Another directory may let in users whom the old one kept away.
+        let is_new = old.is_none() || item.renamed || aspects.content || aspects.links || aspects.owner;
         let is_plain_file = new.is_file();
         if is_plain_file && new.mode & 0o4000 != 0 && (is_new || aspects.mode) {
             found.push(format!("set-user-id of {}", user(new.uid)));
@@ -414,10 +458,44 @@ impl CommitPlan {
             let kind = if new.kind() == FileType::BlockDevice { "block" } else { "character" };
             found.push(format!("{kind} device {}:{}", new.special.0, new.special.1));
         }
-        if new.uid != uid && (old.is_none() || aspects.owner) {
+        let is_others = new.uid != uid || self.has_other_group(path, item);
+        if is_others && (old.is_none() || aspects.owner) {
             found.push(format!("owned by {}:{}", new.uid, new.gid));
         }
+        let gets_open = old.is_none_or(|old| old.mode & 0o002 == 0 || old.mode & !new.mode & 0o1000 != 0);
+        let is_open = new.mode & 0o002 != 0 && new.mode & 0o1000 == 0 && new.kind() != FileType::Symlink;
+        if is_open && gets_open {
+            found.push("writable by all users".to_owned());
+        }
+        if self.has_new_list(path, item) {
+            found.push("access control list".to_owned());
+        }
         found
+    }
+
+    /// Whether a group gets an entry that is neither the caller's nor that of its directory.
+    fn has_other_group(&self, path: &Path, item: &Item) -> bool {
+        let group = item.upper.meta.gid;
+        if let Some(base) = &item.base {
+            return base.meta.gid != group;
+        }
+        let above = path.parent().and_then(|parent| self.comparison.items.get(parent));
+        group != rustix::process::getegid().as_raw() && above.is_none_or(|above| above.upper.meta.gid != group)
+    }
+
+    /// Whether an entry has another access control list than in the base. One that cannot be read is reported, too.
+    fn has_new_list(&self, path: &Path, item: &Item) -> bool {
+        if item.base.is_some() && !item.aspects.xattrs {
+            return false;
+        }
+        let (tree, place) = item.place(&self.upper, path);
+        [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].into_iter().any(|kind| {
+            let Ok(ours) = tree.xattr(&place, kind) else { return true };
+            let Some(base) = &item.base else { return ours.is_some() };
+            let theirs = self.base.find(&base.path).ok().flatten();
+            let theirs = theirs.and_then(|below| below.tree.xattr(&base.path, kind).ok()).flatten();
+            ours.is_some() && ours != theirs
+        })
     }
 
     // ---- The commit ----
@@ -446,10 +524,11 @@ impl CommitPlan {
                 errno: None,
             });
         }
+        self.check_lost_files()?;
         let (items, removed) = self.kept();
         let dropped_items: BTreeSet<PathBuf> = self.items.difference(&items).cloned().collect();
         let dropped_removed: BTreeSet<PathBuf> = self.removed.difference(&removed).cloned().collect();
-        let tree = self.base.only()?;
+        let tree = self.base.target()?;
         let request = build::Request {
             base: &self.base,
             upper: &self.upper,
@@ -463,7 +542,6 @@ impl CommitPlan {
         };
         let steps = build::steps(&request)?;
         self.check_protected(&steps)?;
-        check_stages(tree, &steps)?;
         let journal = Journal::create(journal, steps)?;
         Execution::new(tree, &self.upper, journal, pause)?.run()
     }
@@ -480,7 +558,7 @@ impl Journal {
 
     pub(crate) fn resume_with(self, base: &Base, upper: &Upper, pause: Pause<'_>) -> Result<Committed> {
         check_top(base, upper)?;
-        Execution::new(base.only()?, upper, self, pause)?.run()
+        Execution::new(base.target()?, upper, self, pause)?.run()
     }
 
     /// Whether all steps that were made can be taken back.
@@ -498,48 +576,30 @@ impl Journal {
 
     pub(crate) fn undo_with(self, base: &Base, upper: &Upper, pause: Pause<'_>) -> Result<()> {
         check_top(base, upper)?;
-        Execution::new(base.only()?, upper, self, pause)?.undo()
+        Execution::new(base.target()?, upper, self, pause)?.undo()
     }
 }
 
-/// Magic number of FUSE file systems (linux/magic.h).
-const FUSE: u32 = 0x6573_5546;
-
-/// Refuses a base in the view of another union, in which names of staging directories are reserved.
-fn check_stages(base: &Tree, steps: &Steps) -> Result<()> {
-    for stage in &steps.stages {
-        let shown = base.path_of(stage.parent().unwrap_or(Path::new("")));
-        let (parent, name) = base.parent(stage).during("open", &shown)?;
-        // As the kernel's structures, the type has another width on each architecture.
-        let kind = fs::fstatfs(&parent).during("read", &shown)?.f_type;
-        if u32::try_from(kind).ok() != Some(FUSE) {
-            continue;
-        }
-        match fs::mkdirat(&parent, name, Mode::RWXU) {
-            Err(Errno::PERM) => {
-                return Err(fact(
-                    &shown,
-                    "is in the view of a union, into which nothing can be committed: its names for commits are reserved; \
-                     nothing is committed; `nacre workspace diff --patch` writes the changes for `patch -p1` there",
-                ));
-            }
-            // One without anything in it is left by a kill at this place.
-            Ok(()) | Err(Errno::EXIST) => match fs::unlinkat(&parent, name, AtFlags::REMOVEDIR) {
-                Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
-                Err(error) => return Err(error).during("remove", &base.path_of(stage)),
-            },
-            // The directory is opened for the time of the commit.
-            Err(Errno::ACCESS) => {}
-            Err(error) => return Err(error).during("create", &base.path_of(stage)),
-        }
+/// What others did to an entry since the log got this line; `None` if nothing.
+fn difference(line: Option<&HiddenEntry>, meta: Option<&Meta>) -> Option<&'static str> {
+    let (line, meta) = match (line, meta) {
+        (None, None) => return None,
+        (None, Some(_)) => return Some("added"),
+        (Some(_), None) => return Some("removed"),
+        (Some(line), Some(meta)) => (line, meta),
+    };
+    if line.kind != meta.letter() || line.ino != meta.ino {
+        return Some("replaced");
     }
-    Ok(())
+    let attributes = (line.mode, line.uid, line.gid) == (meta.permissions(), meta.uid, meta.gid);
+    let is_same = attributes && (meta.is_directory() || (line.size, line.ctime) == (meta.size, meta.ctime));
+    if is_same { None } else { Some("modified") }
 }
 
 /// Refuses another directory than the one that the workspace was made over: an empty mount point, or what others have
 /// put in its place. The log's line of the top has its identity.
 fn check_top(base: &Base, upper: &Upper) -> Result<()> {
-    let tree = base.only()?;
+    let tree = base.target()?;
     let now = Meta::of_file(tree.top()).during("read", &tree.shown)?;
     let log = upper.log()?;
     let Some(line) = log.iter().rfind(|line| line.path.is_empty()) else {

@@ -92,6 +92,9 @@ pub(crate) struct Staged {
     pub(crate) size: u64,
     pub(crate) mtime: Time,
     pub(crate) make: Make,
+    /// Labels of security modules that the entry takes over from the one that it replaces.
+    #[serde(with = "text::xattrs")]
+    pub(crate) labels: Xattrs,
     /// New path of the entry.
     #[serde(with = "text::path")]
     pub(crate) destination: PathBuf,
@@ -242,4 +245,4 @@ pub(crate) struct Steps {
 }
 
 /// The version of the format.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;

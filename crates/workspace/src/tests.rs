@@ -4,6 +4,11 @@
 mod commit;
 mod conflicts;
 mod histories;
+mod labels;
 mod layers;
+mod nested;
+mod overwriting;
 mod patches;
+mod several;
 mod support;
+mod surroundings;

@@ -45,7 +45,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-bench-arguments", &[], &[]),
     ("nacre-bench", &["nacre-bench-arguments"], &[]),
     ("nacre-copy", &["nacre-sys"], &[]),
-    ("nacre-workspace", &["nacre-sys", "nacre-union"], &["nacre-vfs", "nacre-layers", "nacre-testkit"]),
+    ("nacre-workspace", &["nacre-sys", "nacre-union"], &["nacre-vfs", "nacre-layers", "nacre-fuse", "nacre-testkit"]),
     (
         "nacre-fuzz",
         &[

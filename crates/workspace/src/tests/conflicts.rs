@@ -289,3 +289,56 @@ fn the_same_content_on_both_sides_is_no_conflict_where_content_is_compared() {
     plan.run(&workspace.journal()).unwrap();
     workspace.assert_clean();
 }
+
+#[test]
+fn a_changed_file_whose_other_names_others_have_taken_is_a_conflict_of_its_name() {
+    for remove_all in [false, true] {
+        for resolution in [Resolution::Ours, Resolution::Theirs] {
+            let workspace = workspace();
+            write(&workspace.view(), "l", b"ours");
+            for path in ["l", "l2"] {
+                remove(&workspace.base.join(path));
+                if !remove_all {
+                    fs::write(workspace.base.join(path), "theirs").unwrap();
+                }
+            }
+            let wanted = without_times(tree(&workspace.view()));
+            let before = without_times(tree_of(&workspace.base));
+            let mut plan = workspace.plan();
+            let conflicts: Vec<_> = plan.conflicts().into_iter().map(|one| (one.path, one.theirs)).collect();
+            assert_eq!(conflicts, [(b"l".to_vec(), if remove_all { "removed" } else { "replaced" })]);
+            plan.resolve(b"l", resolution);
+            plan.run(&workspace.journal()).unwrap();
+            let mut wanted = if resolution == Resolution::Ours { wanted } else { before };
+            // The view counts the name that the base does not have any more.
+            wanted.entry(b"/l".to_vec()).and_modify(|entry| entry.links = 1);
+            assert_same(&without_times(tree_of(&workspace.base)), &wanted, "committed");
+            workspace.assert_clean();
+        }
+    }
+}
+
+#[test]
+fn a_changed_file_without_any_name_left_is_dropped_only_if_that_is_chosen() {
+    let workspace = workspace();
+    let view = workspace.view();
+    write(&view, "l", b"ours");
+    unlink(&view, "l");
+    view.file(b"n", b"ours");
+    view.file(b"m", b"ours");
+    drop(view);
+    remove(&workspace.base.join("l"));
+    remove(&workspace.base.join("l2"));
+    // Other paths can be committed meanwhile.
+    workspace.plan_of(&["n"]).run(&workspace.journal()).unwrap();
+    let mut plan = workspace.plan();
+    assert_eq!(plan.conflicts().into_iter().map(|one| one.path).collect::<Vec<_>>(), [b"l".to_vec()]);
+    plan.resolve(b"l", Resolution::Ours);
+    let error = plan.run(&workspace.journal()).unwrap_err();
+    let file = error.what.split("the content is ").nth(1).unwrap().split(':').next().unwrap();
+    assert_eq!(fs::read(file).unwrap(), b"ours", "{error}");
+    let mut plan = workspace.plan();
+    plan.resolve(b"l", Resolution::Theirs);
+    plan.run(&workspace.journal()).unwrap();
+    workspace.assert_clean();
+}

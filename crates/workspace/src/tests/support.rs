@@ -18,6 +18,8 @@ use tempfile::TempDir;
 pub(super) struct Workspace {
     scratch: TempDir,
     pub(super) base: PathBuf,
+    /// Directories of the base below that one.
+    pub(super) below: Vec<PathBuf>,
     pub(super) changes: PathBuf,
 }
 
@@ -29,7 +31,17 @@ impl Workspace {
         let (base, changes) = (scratch.path().join("base"), scratch.path().join("changes"));
         fs::create_dir(&base).unwrap();
         fill(&base);
-        let workspace = Workspace { scratch, base, changes };
+        let workspace = Workspace { scratch, base, below: Vec::new(), changes };
+        workspace.begin();
+        workspace
+    }
+
+    /// A workspace over a directory that is there.
+    pub(super) fn at(base: &Path) -> Workspace {
+        nacre_layers::host::prepare_worker().unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let (base, changes) = (base.to_path_buf(), scratch.path().join("changes"));
+        let workspace = Workspace { scratch, base, below: Vec::new(), changes };
         workspace.begin();
         workspace
     }
@@ -70,20 +82,24 @@ impl Workspace {
             work: Some(apart),
             lock: None,
         };
-        let lower = Member {
-            name: "base".into(),
-            layer: host(&self.base),
-            mode: BranchMode::parse("ro").unwrap(),
-            work: None,
-            lock: None,
-        };
-        let union = Union::named(vec![upper, lower], UnionOptions { sync: false, ..options }).unwrap();
+        let mut members = vec![upper];
+        for directory in std::iter::once(&self.base).chain(&self.below) {
+            members.push(Member {
+                name: "base".into(),
+                layer: host(directory),
+                mode: BranchMode::parse("ro").unwrap(),
+                work: None,
+                lock: None,
+            });
+        }
+        let union = Union::named(members, UnionOptions { sync: false, ..options }).unwrap();
         union.log_hidden_entries(BaseLog::open(&self.changes.join("base.log")).unwrap());
         World::new(Arc::new(union))
     }
 
     pub(super) fn opened(&self) -> (Base, Upper) {
-        (Base::open(&[&self.base]).unwrap(), Upper::open(&self.changes).unwrap())
+        let directories: Vec<&PathBuf> = std::iter::once(&self.base).chain(&self.below).collect();
+        (Base::open(&directories).unwrap(), Upper::open(&self.changes).unwrap())
     }
 
     pub(super) fn changes(&self) -> Vec<Change> {
