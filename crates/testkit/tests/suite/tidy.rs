@@ -45,6 +45,8 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-bench-arguments", &[], &[]),
     ("nacre-bench", &["nacre-bench-arguments"], &[]),
     ("nacre-copy", &["nacre-sys"], &[]),
+    // The program that holds data links none of its libraries.
+    ("nacre-volumes", &["nacre-sys", "nacre-size"], &["nacre-testkit"]),
     ("nacre-workspace", &["nacre-sys", "nacre-union"], &["nacre-vfs", "nacre-layers", "nacre-fuse", "nacre-testkit"]),
     (
         "nacre-fuzz",
