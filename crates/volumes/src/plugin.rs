@@ -17,8 +17,15 @@ const JSON: &str = "application/vnd.docker.plugins.v1.1+json";
 /// Media type of the metrics.
 const METRICS: &str = "text/plain; version=0.0.4";
 
-/// The path of the call after which files are deleted.
-pub const REMOVE: &str = "/VolumeDriver.Remove";
+/// The path of the call that makes a volume; one that fails has a directory to delete.
+const CREATE: &str = "/VolumeDriver.Create";
+/// The path of the call that removes a volume.
+const REMOVE: &str = "/VolumeDriver.Remove";
+
+/// Whether files may have to be deleted after this call.
+pub fn leaves_files(path: &str) -> bool {
+    [CREATE, REMOVE].contains(&path)
+}
 
 /// An answer to a request.
 pub struct Answer {
@@ -100,7 +107,7 @@ fn call(volumes: &Volumes, path: &str, arguments: &Arguments) -> Option<Result<V
     Some(match path {
         "/Plugin.Activate" => Ok(json!({ "Implements": ["VolumeDriver"] })),
         "/VolumeDriver.Capabilities" => Ok(json!({ "Capabilities": { "Scope": "local" } })),
-        "/VolumeDriver.Create" => {
+        CREATE => {
             let options = arguments.options.clone().unwrap_or_default();
             volumes.create(name, &options).map(done)
         }

@@ -194,7 +194,7 @@ impl Server {
         let answer = match request {
             Ok(request) => match Counted::new(&self.working, WORKING_MAX) {
                 Some(_counted) => {
-                    sweep = request.path == plugin::REMOVE;
+                    sweep = plugin::leaves_files(&request.path);
                     plugin::answer(&self.volumes, number, &request)
                 }
                 None => Answer::error(503, "too many calls at one time"),

@@ -354,9 +354,11 @@ fn text(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| Failure::new(Kind::Failed, format!("{} is not UTF-8", path.display())))
 }
 
-/// Whether the process that served a mount is gone.
+/// Whether the process that served a mount is gone. The requests that it had not answered fail with
+/// ECONNABORTED, all later ones with ENOTCONN.
 fn is_dead(at: &Path) -> bool {
-    rustix::fs::statfs(at).is_err_and(|error| error == rustix::io::Errno::NOTCONN)
+    use rustix::io::Errno;
+    matches!(rustix::fs::statfs(at), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 fn missing(name: &str) -> Failure {

@@ -157,6 +157,31 @@ fn mounts_outlive_the_plugin_and_end_with_the_boot() {
 }
 
 #[test]
+fn a_mount_whose_processes_died_is_made_anew() {
+    needs!(as_root());
+    let plugin = Plugin::new();
+    plugin.create("dead", &json!({ "size": "1M" })).done();
+    plugin.mount("dead", "a").done();
+    fs::write(plugin.at("dead").join("file"), "content").unwrap();
+    let status: serde_json::Value =
+        serde_json::from_str(&crate::fixture::run_nacre(&["status", "--json", plugin.at("dead").to_str().unwrap()]))
+            .unwrap();
+    let guardian = status[0]["survives"]["guardian"].as_i64();
+    for pid in guardian.into_iter().chain(status[0]["pid"].as_i64()) {
+        let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+    crate::fixture::eventually("the mount is dead", || fs::read_dir(plugin.at("dead")).is_err());
+    plugin.mount("dead", "b").done();
+    assert_eq!(fs::read(plugin.at("dead").join("file")).unwrap(), b"content");
+    plugin.verb_done(&["release", "dead"]);
+    assert!(plugin.mounts().is_empty());
+    assert_eq!(plugin.verb(&["release", "never"]).status.code(), Some(3));
+    plugin.remove("dead").done();
+    plugin.nothing_is_left();
+}
+
+#[test]
 fn two_processes_serve_one_state_directory() {
     needs!(as_root());
     let plugin = Plugin::new();

@@ -1,6 +1,6 @@
 //! Volumes that are file systems of a pool: properties, clones, foreign file systems, backups.
 
-use crate::fixture::{Plugin, as_root, needs, run_nacre};
+use crate::fixture::{Plugin, as_root, eventually, needs, run_nacre};
 use serde_json::json;
 use std::fs;
 
@@ -41,6 +41,36 @@ fn clones_begin_with_the_content_and_keep_their_source() {
     for name in ["now", "monday", "source", "plain"] {
         plugin.remove(name).done();
     }
+    plugin.nothing_is_left();
+}
+
+#[test]
+fn a_file_system_of_others_is_neither_taken_nor_destroyed() {
+    needs!(as_root());
+    let mut plugin = Plugin::new();
+    let pool = plugin.pool("other");
+    let theirs = format!("{pool}/theirs");
+    run_nacre(&["fs", "create", "-u", &theirs]);
+    assert!(plugin.create("theirs", &json!({ "pool": pool })).refused().contains("exists"));
+    assert_eq!(plugin.datasets(&pool), [theirs.as_str()]);
+    eventually("its directory is gone", || plugin.entries().is_empty());
+    // One that takes the place of ours.
+    plugin.create("ours", &json!({ "pool": pool })).done();
+    let ours = format!("{pool}/ours");
+    run_nacre(&["fs", "destroy", &ours]);
+    run_nacre(&["fs", "create", "-u", &ours]);
+    assert!(plugin.mount("ours", "a").refused().contains("not the file system"));
+    plugin.remove("ours").done();
+    assert_eq!(plugin.datasets(&pool), [ours.as_str(), theirs.as_str()]);
+    run_nacre(&["fs", "destroy", &ours]);
+    run_nacre(&["fs", "destroy", &theirs]);
+    // What was made below one of ours is not destroyed with it.
+    plugin.create("ours", &json!({ "pool": pool })).done();
+    let below = format!("{ours}/below");
+    run_nacre(&["fs", "create", "-u", &below]);
+    assert!(plugin.remove("ours").refused().contains("below it"));
+    run_nacre(&["fs", "destroy", &below]);
+    plugin.remove("ours").done();
     plugin.nothing_is_left();
 }
 
