@@ -1,8 +1,9 @@
 //! Targets of encrypted pools: sealed frames and nodes, and the rows of keys.
 
-use nacre_pool::FrameKind;
 use nacre_pool::catalog::key_rows::{FamilyRow, KeyRootRow, MasterKeyRow, SealRow, SlotRow, erasable_sequence};
 use nacre_pool::crypt::{ADDRESS, PORTABLE, PREFIX, ShortNode, StoredForm};
+use nacre_pool::label::ErasableBlock;
+use nacre_pool::{FrameKind, checksum};
 
 /// Decodes the stored bytes of a sealed frame with the lists of its children, then restores a node from the content
 /// behind them and those children; or shortens the content of a node. What is restored is shortened to the same.
@@ -45,15 +46,27 @@ macro_rules! stays {
     };
 }
 
-/// Decodes a row of keys, which the first byte selects, and encodes it again.
+/// Decodes a row of keys or a block of erasable keys, which the first byte selects, and encodes it again.
 pub fn key_rows(data: &[u8]) {
     let Some((&kind, bytes)) = data.split_first() else { return };
-    match kind % 6 {
+    match kind % 7 {
         0 => stays!(KeyRootRow, bytes),
         1 => stays!(SlotRow, bytes),
         2 => stays!(FamilyRow, bytes),
         3 => stays!(MasterKeyRow, bytes),
         4 => stays!(SealRow, bytes),
-        _ => drop(erasable_sequence(bytes)),
+        5 => drop(erasable_sequence(bytes)),
+        _ => erasable_block(bytes),
+    }
+}
+
+/// Decodes a block of erasable keys of a label, with a right magic number and checksum, and encodes it again.
+fn erasable_block(data: &[u8]) {
+    const HEAD: usize = 24;
+    let mut body = data.to_vec();
+    body.resize(4096 - HEAD, 0);
+    let block = [b"nacreERA".as_slice(), &checksum::structure(&body), &body].concat();
+    if let Ok(found) = ErasableBlock::decode(&block) {
+        assert!(found.is_some_and(|found| found.encode().is_ok_and(|encoded| **encoded == *block)));
     }
 }

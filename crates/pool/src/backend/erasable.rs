@@ -2,8 +2,8 @@
 //!
 //! Rows with slots and master keys are sealed under such a key: a removed row stays in free room, and can be opened by
 //! nobody once the key that it was sealed under is gone. A renewal adds a key, seals all rows under it, and destroys the
-//! former one when no state that can be imported needs it. Callers: the store. Implementation: the labels of devices; a
-//! bucket has none yet.
+//! former one when no state that can be imported needs it. Callers: the store. Implementations: the labels of devices,
+//! objects of a bucket.
 
 use super::Result;
 use crate::crypt::SecretKey;

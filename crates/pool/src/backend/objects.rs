@@ -7,6 +7,7 @@
 //!
 //! ```text
 //!  pool/REVISION          the identity block
+//!  erase/SEQUENCE         an erasable key
 //!  epochs/EPOCH           a claim: the writer that owns this epoch
 //!  roots/GENERATION       a root record, its writer, the writer's machine, the time, a checksum
 //!  seg/XX/EPOCH-ID        a segment; XX are the last two digits of its number
@@ -37,6 +38,7 @@ mod cached;
 mod cached_tests;
 mod doomed;
 mod epochs;
+mod erasable;
 mod listing;
 mod local_log;
 mod log;
@@ -76,7 +78,7 @@ use doomed::Doomed;
 use listing::{each_page, newest_keys, own_keys};
 use log::{Logs, ObjectLog};
 use root_body::{RootBody, decode_identity, read_root, read_whole};
-use roots::DamagedRoot;
+use roots::{DamagedRoot, root_key};
 use sweeping::RootAge;
 use uploads::Uploads;
 
@@ -276,10 +278,6 @@ fn host_name(host: &str) -> &str {
     host.split('\0').next().unwrap_or_default()
 }
 
-fn root_key(generation: u64) -> String {
-    format!("roots/{generation:020}")
-}
-
 fn segment_key(segment: u32, place: &Place) -> String {
     let epoch = place.first().map_or(0, |at| at.slot);
     format!("seg/{:02x}/{epoch}-{segment}", segment & 0xff)
@@ -457,7 +455,7 @@ impl Objects {
             return Ok(());
         }
         let identity = newest_keys(bucket, "pool/", "")?.pop();
-        for kind in ["seg/", "log/", "roots/", "epochs/", "probe/", "pool/"] {
+        for kind in ["erase/", "seg/", "log/", "roots/", "epochs/", "probe/", "pool/"] {
             // A store may skip names while others are deleted, or list deleted ones for a while.
             for _ in 0..ERASING {
                 let (mut is_empty, mut stopped) = (true, None);
@@ -903,6 +901,10 @@ impl Backend for Objects {
         } else {
             Err(PoolError::Refused(format!("{}: another pool is there, or another writer", self.bucket.name())))
         }
+    }
+
+    fn erasable(&self) -> Option<&dyn super::ErasableKeys> {
+        Some(self)
     }
 
     fn put_root(&self, root: &Root) -> Result<PutRoot> {

@@ -108,7 +108,7 @@ fn segment_of(key: &str) -> Option<(u32, u32)> {
 fn is_own(key: &str) -> bool {
     let is_number = |text: &str, radix| !text.is_empty() && text.chars().all(|one| one.is_digit(radix));
     match key.split('/').collect::<Vec<_>>().as_slice() {
-        ["pool" | "roots" | "epochs", number] => is_number(number, 10),
+        ["pool" | "roots" | "epochs" | "erase", number] => is_number(number, 10),
         ["probe", nonce] => is_number(nonce, 16),
         ["log", position, sequence] => is_number(position, 10) && is_number(sequence, 10),
         ["seg", low, name] => {

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use super::bucket::Bucket;
 use super::listing::newest_keys;
 use super::root_body::{RootBody, read_root, read_root_for_writing};
-use super::{LOOKED, NewestRoot, Objects, Ordering, Result, UNREADABLE_MOST, attempt, failed, host_name, io, root_key};
+use super::{LOOKED, NewestRoot, Objects, Ordering, Result, UNREADABLE_MOST, attempt, failed, host_name, io};
 use crate::error::PoolError;
 use crate::label::Root;
 
@@ -29,6 +29,10 @@ pub(super) fn read_own_root(bucket: &dyn Bucket, key: &str, pool: u64) -> Result
         let body = body?;
         if body.root.pool == pool { Ok(body) } else { Err(another_pool()) }
     }))
+}
+
+pub(super) fn root_key(generation: u64) -> String {
+    format!("roots/{generation:020}")
 }
 
 fn generation_of(key: &str) -> Option<u64> {
