@@ -9,7 +9,7 @@ use std::{
     fs::File,
     io::{self, Read},
     os::{
-        fd::{FromRawFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::process::CommandExt,
     },
     process::Command,
@@ -38,6 +38,13 @@ const KNOWN: [(libc::c_int, Signal); 4] = [
 /// The signals of [`Signal`], blocked in this thread and its later children, readable one by one.
 #[derive(Debug)]
 pub struct Signals(File);
+
+/// The descriptor is readable when a signal has arrived.
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// The code of a signal that the kernel sent by itself (sigaction(2)).
 const SI_KERNEL: i32 = 0x80;

@@ -42,6 +42,8 @@ pub struct CommitPlan {
     protected: Vec<PathBuf>,
     /// All changes of the workspace are committed.
     is_whole: bool,
+    /// Paths that are committed though their changes were not given.
+    added: Vec<PathBuf>,
 }
 
 /// A conflict with the changes that it belongs to.
@@ -116,8 +118,11 @@ impl CommitPlan {
             seen: BTreeMap::new(),
             protected: Vec::new(),
             is_whole,
+            added: Vec::new(),
         };
+        let given: BTreeSet<PathBuf> = plan.items.union(&plan.removed).cloned().collect();
         plan.take_whole(&all.items);
+        plan.added = plan.items.union(&plan.removed).filter(|path| !given.contains(*path)).cloned().collect();
         plan.find_conflicts(options)?;
         plan.find_lost_files();
         Ok(plan)
@@ -340,6 +345,16 @@ impl CommitPlan {
         let meta = meta.filter(|meta| meta.is_directory())?;
         let line = self.comparison.scan.hidden.get(path)?;
         if line.ctime == meta.ctime { None } else { Some("modified") }
+    }
+
+    /// Paths that are committed as well, because the given changes cannot be made without them: [`CommitPlan::take_whole`].
+    pub fn added(&self) -> Vec<PathBuf> {
+        self.added.clone()
+    }
+
+    /// Whether all changes of the workspace were given.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// The conflicts without a resolution.

@@ -1,7 +1,7 @@
 //! What is done with the changes of a workspace: shown, committed, exported, imported.
 
 use super::{
-    ask,
+    ask::Terminal,
     command::{ChangesForm, CommitOrder, DiffOrder},
     of_pool,
     run::{mount_again, with_changes},
@@ -236,6 +236,22 @@ struct CommitReport {
     committed: Option<Committed>,
     /// An interrupted commit was taken back.
     undone: bool,
+    /// The base may have a part of the commit, which has to be continued or taken back.
+    unfinished: bool,
+}
+
+impl CommitReport {
+    /// The report of a commit that has done nothing.
+    fn of(workspace: &Workspace) -> CommitReport {
+        CommitReport {
+            workspace: workspace.name.clone(),
+            conflicts: Vec::new(),
+            to_confirm: Vec::new(),
+            committed: None,
+            undone: false,
+            unfinished: false,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -266,32 +282,30 @@ enum Outcome {
 /// # Errors
 /// Processes are inside, or a step failed.
 pub fn commit(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
-    if order.ask {
-        ask::check_terminal()?;
-    }
-    match committed(store, order) {
+    let terminal = if order.ask { Some(Terminal::open()?) } else { None };
+    match committed(store, order, terminal.as_ref()) {
         // 4 says that there are conflicts.
         Err(failure) if failure.exit == Exit::Denied => Err(failure.exit(Exit::Failure)),
         outcome => outcome,
     }
 }
 
-fn committed(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
+fn committed(store: &Store, order: &CommitOrder, terminal: Option<&Terminal>) -> Result<ExitCode, Failure> {
     let (workspace, _lock) = store.open_locked(&order.name, LockMode::Exclusive)?;
     let was_mounted = view::unmount_whole(&workspace)?;
-    let outcome = match commit_unmounted(&workspace, order) {
-        Err(failure) if workspace.journal().exists() => Err(unfinished(failure, &workspace)),
+    let outcome = match commit_unmounted(&workspace, order, terminal) {
+        Err(failure) if workspace.journal().exists() => {
+            if order.json {
+                let report = CommitReport { unfinished: true, ..CommitReport::of(&workspace) };
+                output::print(&json(&report)?)?;
+            }
+            Err(unfinished(failure, &workspace))
+        }
         outcome => outcome,
     };
-    match (mount_again(&workspace, store, was_mounted), &outcome) {
-        // The failure of the commit says more.
-        (Err(failure), Err(_)) => {
-            failure.report("nacre");
-        }
-        (Err(failure), Ok(_)) => {
-            return Err(failure.next(format!("`nacre workspace mount {}` shows the workspace again", workspace.name)));
-        }
-        (Ok(()), _) => {}
+    // The exit code is that of the commit: a commit that is done must not look like one to be tried again.
+    if let Err(failure) = mount_again(&workspace, store, was_mounted) {
+        failure.next(format!("`nacre workspace mount {}` shows the workspace again", workspace.name)).report("nacre");
     }
     report_commit(&workspace, order, outcome?)
 }
@@ -307,18 +321,12 @@ fn unfinished(failure: Failure, workspace: &Workspace) -> Failure {
         "the commit is unfinished, and the view stays unmounted: `nacre workspace commit {name}` continues, \
          `nacre workspace commit --undo {name}` takes back what is done; then `nacre workspace mount {name}` shows it"
     ));
-    failure.next(next)
+    failure.next(next).exit(Exit::Busy)
 }
 
 fn report_commit(workspace: &Workspace, order: &CommitOrder, outcome: Outcome) -> Result<ExitCode, Failure> {
     if order.json {
-        let mut report = CommitReport {
-            workspace: workspace.name.clone(),
-            conflicts: Vec::new(),
-            to_confirm: Vec::new(),
-            committed: None,
-            undone: false,
-        };
+        let mut report = CommitReport::of(workspace);
         match &outcome {
             Outcome::Committed(committed) => report.committed = Some(*committed),
             Outcome::Undone => report.undone = true,
@@ -374,7 +382,11 @@ fn danger_report(danger: &Danger) -> DangerReport {
     DangerReport { path: printable(&danger.path), what: danger.what.clone() }
 }
 
-fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcome, Failure> {
+fn commit_unmounted(
+    workspace: &Workspace,
+    order: &CommitOrder,
+    terminal: Option<&Terminal>,
+) -> Result<Outcome, Failure> {
     of_pool::renumber(workspace)?;
     let (base, upper) = opened_for_commit(workspace)?;
     if let Some(journal) = Journal::open(&workspace.journal()).map_err(failed)? {
@@ -398,32 +410,41 @@ fn commit_unmounted(workspace: &Workspace, order: &CommitOrder) -> Result<Outcom
     if order.undo {
         return Err(Failure::new("no commit of this workspace was interrupted: there is nothing to take back"));
     }
-    commit_planned(workspace, order, &base, &upper)
+    commit_planned(workspace, order, terminal, (&base, &upper))
 }
 
-fn commit_planned(workspace: &Workspace, order: &CommitOrder, base: &Base, upper: &Upper) -> Result<Outcome, Failure> {
+fn commit_planned(
+    workspace: &Workspace,
+    order: &CommitOrder,
+    terminal: Option<&Terminal>,
+    (base, upper): (&Base, &Upper),
+) -> Result<Outcome, Failure> {
     let selection = selection(workspace, &order.paths)?;
     let mut changes = nacre_workspace::changes(base, upper, &selection).map_err(failed)?;
-    let mut is_whole = selection.paths.is_empty();
-    if order.ask {
-        let offered = changes.len();
-        let Some(chosen) = ask::choose(base, upper, changes)? else { return Ok(Outcome::Quit) };
+    if let Some(terminal) = terminal {
+        let Some(chosen) = terminal.choose(base, upper, changes)? else { return Ok(Outcome::Quit) };
         if chosen.is_empty() {
             return Ok(Outcome::Committed(Committed::default()));
         }
-        is_whole = is_whole && chosen.len() == offered;
         changes = chosen;
     }
     let options = CommitOptions { compare_content: order.compare_content };
     let mut plan = CommitPlan::new(base, upper, changes, options).map_err(failed)?;
+    let added = plan.added();
+    if let Some(terminal) = terminal.filter(|_| !added.is_empty())
+        && !terminal.confirm(&added)?
+    {
+        return Ok(Outcome::Quit);
+    }
+    let is_whole = selection.paths.is_empty() && (terminal.is_none() || plan.is_whole());
     for conflict in plan.conflicts() {
-        let resolution = match order.resolution {
-            Some(resolution) => resolution,
-            None if order.ask => match ask::resolve(&conflict)? {
+        let resolution = match (order.resolution, terminal) {
+            (Some(resolution), _) => resolution,
+            (None, Some(terminal)) => match terminal.resolve(&conflict)? {
                 Some(resolution) => resolution,
                 None => return Ok(Outcome::Quit),
             },
-            None => continue,
+            (None, None) => continue,
         };
         plan.resolve(&conflict.path, resolution);
     }

@@ -16,14 +16,14 @@ use nacre_daemon::{
     },
 };
 use nacre_sys::signals::{self, Signals};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use std::{
     ffi::OsString,
     fs,
     io::{self, Write},
     os::{
-        fd::AsRawFd,
+        fd::{AsRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
             process::{CommandExt, ExitStatusExt},
@@ -123,7 +123,9 @@ fn run_and_wait(store: &Store, order: &RunOrder) -> Result<ExitCode, Failure> {
     }
     command.args([&order.name, "--"]).args(&order.command);
     let mut child = signals::unblocked_in(&mut command).spawn().map_err(failed)?;
-    pass_on(signals, i32::try_from(child.id()).ok().and_then(Pid::from_raw)).map_err(failed)?;
+    // Not by its number, which another process may get after its end.
+    let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
+    pass_on(signals, handle).map_err(failed)?;
     let status = child.wait().map_err(failed)?;
     let has_started = starts.metadata().map_err(failed)?.len() > 0;
     let outcome = end(store, order, status, has_started);
@@ -175,13 +177,13 @@ fn end(store: &Store, order: &RunOrder, status: ExitStatus, has_started: bool) -
 }
 
 /// Has a thread send the signals that this process gets to the command, until this process ends.
-fn pass_on(signals: Signals, command: Option<Pid>) -> io::Result<()> {
+fn pass_on(signals: Signals, command: OwnedFd) -> io::Result<()> {
     let pass = move || {
         while let Ok((number, _, of_kernel)) = signals.next_number() {
             // A signal of the terminal has reached the command as well.
-            if !of_kernel && let (Some(pid), Some(signal)) = (command, Signal::from_named_raw(number)) {
+            if !of_kernel && let Some(signal) = Signal::from_named_raw(number) {
                 // The command may have ended.
-                let _ = kill_process(pid, signal);
+                let _ = pidfd_send_signal(&command, signal);
             }
         }
     };

@@ -8,6 +8,7 @@ use nacre_daemon::{
     failure::{Exit, Failure},
     mountinfo,
     report::path_text,
+    whole_file,
     workspace::{
         settings::{CloneSettings, StoredPath, WorkspaceSettings},
         store::Workspace,
@@ -17,7 +18,7 @@ use nacre_pool::rows::keys::NUMBER_MOST;
 use nacre_union::base_log::{HiddenEntry, parse};
 use std::{
     fs as files, io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -116,11 +117,15 @@ pub fn renumber(workspace: &Workspace) -> Result<(), Failure> {
     let low = NUMBER_MOST;
     let high = files::metadata(over).map_err(failed(over))?.ino() & !low;
     let log = workspace.changes().join("base.log");
-    let text: String = parse(&files::read(&log).map_err(failed(&log))?)
-        .into_iter()
-        .map(|entry| HiddenEntry { ino: entry.ino & low | high, ..entry }.line())
-        .collect();
-    files::write(&log, text).map_err(failed(&log))
+    let before = files::read(&log).map_err(failed(&log))?;
+    let text: String =
+        parse(&before).into_iter().map(|entry| HiddenEntry { ino: entry.ino & low | high, ..entry }.line()).collect();
+    if text.as_bytes() == before.as_slice() {
+        return Ok(());
+    }
+    // Whole or not at all: without the log, changes of others would not be seen.
+    let options = files::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+    whole_file::replace(&log, &log.with_extension("new"), &options, text.as_bytes()).map_err(failed(&log))
 }
 
 /// Has a workspace show the file system as it is after a commit.

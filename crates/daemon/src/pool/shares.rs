@@ -63,6 +63,8 @@ pub struct Shares {
     /// Why nothing is shared, independent of the properties.
     forbidden: Option<&'static str>,
     now: Mutex<BTreeMap<u64, Shared>>,
+    /// GUIDs and records of shares that could not be taken back: it is tried again with each later change.
+    remaining: Mutex<Vec<(u64, Note)>>,
 }
 
 impl Shares {
@@ -78,7 +80,7 @@ impl Shares {
         } else {
             None
         };
-        Shares { forbidden, now: Mutex::default() }
+        Shares { forbidden, now: Mutex::default(), remaining: Mutex::default() }
     }
 
     /// Removes the shares of dead processes, and calls `share` to share the present mounts. Shares by Ganesha of
@@ -110,8 +112,9 @@ impl Shares {
         if now.get(&dataset).is_some_and(|there| same(there) && there.failed.is_none()) {
             return;
         }
+        self.take_back_remaining();
         if let Some(before) = now.remove(&dataset) {
-            take_back(before.sharing.guid, &before.note);
+            self.take_back(before);
         }
         if !sharing.is_wanted() {
             return;
@@ -120,6 +123,8 @@ impl Shares {
             Some(why) => (Note::default(), Some(why.to_owned())),
             None => share(source, at, sharing),
         };
+        // What remains under this GUID is the new share.
+        self.remaining.lock().retain(|(guid, _)| *guid != sharing.guid);
         if let Some(why) = &failed {
             tracing::warn!(source, why, "a file system is not shared as its properties say");
         } else {
@@ -156,21 +161,30 @@ impl Shares {
     /// Removes the shares of a mount; returns whether there were any.
     pub fn stop(&self, dataset: u64) -> bool {
         let mut now = self.now.lock();
+        self.take_back_remaining();
         let Some(before) = now.remove(&dataset) else { return false };
-        take_back(before.sharing.guid, &before.note);
-        before.note != Note::default()
+        let was_shared = before.note != Note::default();
+        self.take_back(before);
+        was_shared
     }
 
     /// Removes the shares of all datasets except `there`.
     pub fn retain(&self, there: &[u64]) {
         let mut now = self.now.lock();
-        now.retain(|dataset, shared| {
-            let stays = there.contains(dataset);
-            if !stays {
-                take_back(shared.sharing.guid, &shared.note);
-            }
-            stays
-        });
+        self.take_back_remaining();
+        let gone: Vec<u64> = now.keys().filter(|dataset| !there.contains(dataset)).copied().collect();
+        gone.iter().filter_map(|dataset| now.remove(dataset)).for_each(|shared| self.take_back(shared));
+    }
+
+    /// Removes the shares of a dataset, or remembers that they remain.
+    fn take_back(&self, shared: Shared) {
+        if !take_back(shared.sharing.guid, &shared.note) {
+            self.remaining.lock().push((shared.sharing.guid, shared.note));
+        }
+    }
+
+    fn take_back_remaining(&self) {
+        self.remaining.lock().retain(|(guid, note)| !take_back(*guid, note));
     }
 
     /// Returns why a mount is not shared although its properties request it.
@@ -243,9 +257,10 @@ fn plain(at: &Path) -> Result<&str, String> {
     at.to_str().filter(fits).ok_or_else(|| format!("the mountpoint {} cannot be named to a server", path_text(at)))
 }
 
-fn take_back(guid: u64, note: &Note) {
+/// Removes the shares of a record; returns whether nothing of them remains.
+fn take_back(guid: u64, note: &Note) -> bool {
     if *note == Note::default() {
-        return;
+        return true;
     }
     let mut all = Ok(());
     for client in &note.kernel {
@@ -259,14 +274,20 @@ fn take_back(guid: u64, note: &Note) {
     }
     match all {
         Ok(()) => forget(guid),
-        Err(why) => tracing::warn!(at = %path_text(&note.at), why, "a share could not be taken back"),
+        Err(why) => {
+            tracing::warn!(at = %path_text(&note.at), why, "a share could not be taken back");
+            return false;
+        }
     }
+    true
 }
 
 /// Removes the shares of a dead process, as its record has them.
 fn take_back_left(guid: u64, left: &Note) {
     let Some(directory) = directory() else { return };
-    if let Err(why) = if_unchanged(&directory, guid, left, || take_back(guid, left)) {
+    if let Err(why) = if_unchanged(&directory, guid, left, || {
+        take_back(guid, left);
+    }) {
         tracing::warn!(at = %path_text(&left.at), why, "a share could not be taken back");
     }
 }

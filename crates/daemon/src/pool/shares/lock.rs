@@ -18,6 +18,8 @@ use std::{
 
 /// Maximum time for which a lock is waited for: longer than the programs of a server take.
 const LOCKED_MOST: Duration = Duration::from_secs(30);
+/// The same for a lock that was not released in that time: another process may hold it for a moment now.
+const OVERDUE_MOST: Duration = Duration::from_secs(1);
 const ASKED_AGAIN: Duration = Duration::from_millis(10);
 
 /// A lock that is taken on a directory.
@@ -41,7 +43,7 @@ impl DirectoryLock {
 
     pub(super) fn take_within(&self, directory: &Path, limit: Duration) -> io::Result<fs::File> {
         let file = fs::File::open(directory)?;
-        let limit = if self.is_overdue.load(Ordering::Acquire) { Duration::ZERO } else { limit };
+        let limit = if self.is_overdue.load(Ordering::Acquire) { limit.min(OVERDUE_MOST) } else { limit };
         let mut locked = Ok(());
         let is_decided = clock::look_until(limit, ASKED_AGAIN, || {
             locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
