@@ -107,11 +107,9 @@ pub fn default_nacre() -> PathBuf {
     PathBuf::from("nacre")
 }
 
-/// Whether this is root of the machine, not of a user namespace (`podman unshare`).
+/// Whether this is root of a machine or container, not an ordinary user in `podman unshare`.
 fn is_root() -> bool {
-    let Ok(map) = std::fs::read_to_string("/proc/self/uid_map") else { return false };
-    let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-    whole && rustix::process::geteuid().is_root()
+    std::env::var_os("_CONTAINERS_USERNS_CONFIGURED").is_none() && rustix::process::geteuid().is_root()
 }
 
 /// An absolute path from the environment.

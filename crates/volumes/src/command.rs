@@ -83,6 +83,10 @@ impl Nacre {
         };
         let mut command = Command::new(&self.program);
         command.args(words).env("LC_ALL", "C").current_dir("/");
+        // The service manager's socket and notifications are for the plugin alone.
+        for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "SYSTEMD_EXEC_PID", "NOTIFY_SOCKET"] {
+            command.env_remove(name);
+        }
         let mut child = command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
         // Closes our copy of the standard input.
         drop(command);

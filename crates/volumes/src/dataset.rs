@@ -115,7 +115,18 @@ pub fn destroy(nacre: &Nacre, store: &Store, locked: &Locked, dataset: &Dataset)
         if below.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count() > 1 {
             return Err(Failure::new(Kind::InUse, format!("{name} has file systems below it")));
         }
-        nacre.done(Some(&locked.lock), &["fs", "destroy", "-r", "--", &name])?;
+        // Not with -r: a file system that is made below it meanwhile makes the pool refuse.
+        let words = ["fs", "list", "-H", "-o", "name", "-t", "snapshot", "--", &name];
+        let snapshots = nacre.done(Some(&locked.lock), &words)?;
+        let snapshots = String::from_utf8_lossy(&snapshots);
+        let own = snapshots.lines().filter_map(|line| line.strip_prefix(&name)?.strip_prefix('@'));
+        let own: Vec<&str> = own.collect();
+        if !own.is_empty() {
+            // All or none of them: one may have a clone.
+            let all = format!("{name}@{}", own.join(","));
+            nacre.done(Some(&locked.lock), &["fs", "destroy", "--", &all])?;
+        }
+        nacre.done(Some(&locked.lock), &["fs", "destroy", "--", &name])?;
     }
     // The snapshot of a clone whose making was killed: without the clone, nothing else destroys it.
     let Some(from) = &dataset.from else { return Ok(()) };
@@ -125,6 +136,14 @@ pub fn destroy(nacre: &Nacre, store: &Store, locked: &Locked, dataset: &Dataset)
     let Some(source) = store.read(&from.volume)? else { return Ok(()) };
     let Place::Dataset(of_source) = source.spec()?.place else { return Ok(()) };
     drop_snapshot(nacre, locked, &own_snapshot(&self::name(&of_source, &source.name), locked))
+}
+
+/// Whether the file system is there, and the volume's.
+///
+/// # Errors
+/// The pool is not imported.
+pub fn is_there(nacre: &Nacre, locked: &Locked, dataset: &Dataset) -> Result<bool, Failure> {
+    Ok(find(nacre, locked, &name(dataset, &locked.record.name), &dataset.parent)? == Found::Ours)
 }
 
 /// Mounts the file system at its mount point, unless it is.

@@ -19,6 +19,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+/// Maximum number of turns of a creation beside other calls for the same name.
+const MAX_ATTEMPTS: usize = 16;
 /// Maximum number of callers that have one volume mounted.
 const HOLDERS_MAX: usize = 1000;
 
@@ -73,7 +75,7 @@ impl Volumes {
     pub fn create(&self, name: &str, options: &Options) -> Result<(), Failure> {
         check_name(name)?;
         let spec = Spec::new(options)?;
-        loop {
+        for _ in 0..MAX_ATTEMPTS {
             let Some(mut locked) = self.store.lock(name)? else {
                 match self.store.begin(Record::new(name, options.clone(), now(), &self.boot)?)? {
                     Some(locked) => return self.make_new(locked, &spec),
@@ -91,6 +93,10 @@ impl Volumes {
                 Phase::Making | Phase::Removing => self.destroy(locked)?,
             }
         }
+        Err(Failure::new(
+            Kind::Failed,
+            format!("the directory of volume {name} in the state directory is no volume: look at it, and remove it"),
+        ))
     }
 
     /// Makes a volume whose record was just begun: where it fails, nothing is left.
@@ -136,13 +142,23 @@ impl Volumes {
         match self.destroyed(&locked) {
             Ok(()) => self.store.discard(locked),
             Err(failure) => {
-                // It goes on to be usable, with the clones that keep it.
-                if was == Phase::Ready {
-                    locked.record.phase = was;
+                // It goes on to be usable, with the clones that keep it: also where a removal was interrupted before
+                // it was refused.
+                let is_refused = was == Phase::Removing && failure.kind == Kind::InUse && self.is_there(&locked)?;
+                if was == Phase::Ready || is_refused {
+                    locked.record.phase = Phase::Ready;
                     locked.save()?;
                 }
                 Err(failure)
             }
+        }
+    }
+
+    /// Whether nothing of what a volume consists of has been destroyed.
+    fn is_there(&self, locked: &Locked) -> Result<bool, Failure> {
+        match &locked.record.spec()?.place {
+            Place::Directory { .. } => Ok(true),
+            Place::Dataset(dataset) => dataset::is_there(&self.nacre, locked, dataset),
         }
     }
 

@@ -71,7 +71,8 @@ impl Place {
         };
         let mut command = Command::new("ssh");
         let quoted = words.iter().map(|word| format!(" '{}'", word.replace('\'', r"'\''")));
-        command.args(["-o", "BatchMode=yes", "--", host]).arg(format!("nacre fs{}", quoted.collect::<String>()));
+        let options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=30"];
+        command.args(options).args(["--", host]).arg(format!("nacre fs{}", quoted.collect::<String>()));
         Ok(command)
     }
 
