@@ -292,6 +292,12 @@ pub fn commit(store: &Store, order: &CommitOrder) -> Result<ExitCode, Failure> {
 
 fn committed(store: &Store, order: &CommitOrder, terminal: Option<&Terminal>) -> Result<ExitCode, Failure> {
     let (workspace, _lock) = store.open_locked(&order.name, LockMode::Exclusive)?;
+    if workspace.settings.directories().len() > 1 {
+        // Removals and names of files in the lower ones cannot be committed into the first one.
+        let failure = Failure::new("a workspace over several directories cannot be committed: nothing is committed");
+        let keep = "`nacre workspace diff --patch` and `nacre workspace export` keep its changes";
+        return Err(failure.next(keep));
+    }
     let was_mounted = view::unmount_whole(&workspace)?;
     let outcome = match commit_unmounted(&workspace, order, terminal) {
         Err(failure) if workspace.journal().exists() => {
