@@ -142,8 +142,8 @@ impl Volumes {
         match self.destroyed(&locked) {
             Ok(()) => self.store.discard(locked),
             Err(failure) => {
-                // It goes on to be usable, with the clones that keep it: also where a removal was interrupted before
-                // it was refused.
+                // The volume stays usable, with the clones that refuse its removal: also after a removal that was
+                // interrupted before the refusal.
                 let is_refused = was == Phase::Removing && failure.kind == Kind::InUse && self.is_there(&locked)?;
                 if was == Phase::Ready || is_refused {
                     locked.record.phase = Phase::Ready;

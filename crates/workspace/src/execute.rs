@@ -696,7 +696,7 @@ impl<'a> Execution<'a> {
         Ok(fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Sets mode and times of a directory. `modes` are those of the steps before; another one was set by others meanwhile,
+    /// Sets mode and times of a directory. `modes` are the modes that earlier steps have set; another one was set by others meanwhile,
     /// and stays.
     fn finish_directory(
         &self,

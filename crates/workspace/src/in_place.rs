@@ -2,7 +2,7 @@
 //!
 //! A file with several names has to stay one file, so its content cannot be exchanged by a rename, and nothing keeps
 //! others from writing meanwhile. Each piece is read before it is written: every byte has to be that of the old or of the
-//! new content, as a replacement leaves them that was interrupted anywhere. Other bytes are those of others. Then the
+//! new content, as a replacement leaves them that was interrupted anywhere. Other bytes were written by others. Then the
 //! replacement ends, and what it has written is taken back, so the file has the changes of the others on its old content.
 
 use crate::{

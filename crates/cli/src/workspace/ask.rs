@@ -1,6 +1,6 @@
 //! The questions of `nacre workspace commit -i`, asked at a terminal: which changes, and how conflicts are resolved.
 //!
-//! Names and contents are those of programs that nobody trusts: control characters never reach the terminal.
+//! Untrusted programs choose names and contents: control characters never reach the terminal.
 
 use super::changes::{failed, line};
 use nacre_daemon::{failure::Failure, report::printable};

@@ -416,15 +416,22 @@ fn commit_unmounted(
     if order.undo {
         return Err(Failure::new("no commit of this workspace was interrupted: there is nothing to take back"));
     }
-    commit_planned(workspace, order, terminal, (&base, &upper))
+    commit_planned(workspace, order, terminal, Compared { base: &base, upper: &upper })
+}
+
+/// The two sides of a comparison.
+struct Compared<'a> {
+    base: &'a Base,
+    upper: &'a Upper,
 }
 
 fn commit_planned(
     workspace: &Workspace,
     order: &CommitOrder,
     terminal: Option<&Terminal>,
-    (base, upper): (&Base, &Upper),
+    compared: Compared<'_>,
 ) -> Result<Outcome, Failure> {
+    let Compared { base, upper } = compared;
     let selection = selection(workspace, &order.paths)?;
     let mut changes = nacre_workspace::changes(base, upper, &selection).map_err(failed)?;
     if let Some(terminal) = terminal {

@@ -37,10 +37,10 @@ impl SecretKey {
         Some(key)
     }
 
-    /// A secret that a function writes to its place.
+    /// A secret that the function `write` writes to its place.
     ///
     /// # Errors
-    /// Those of the function.
+    /// Errors of `write`.
     pub fn made<E>(write: impl FnOnce(&mut [u8; KEY]) -> Result<(), E>) -> Result<Self, E> {
         let mut key = Self(Box::new([0; KEY]));
         write(&mut key.0)?;

@@ -54,7 +54,7 @@ pub(super) struct Sealing {
 }
 
 impl SealedFrames {
-    /// Frames of a family of keys, stored below. The threads are those of the pool.
+    /// Frames of a family of keys, stored in `below`. `sealers` are the pool's sealing threads.
     #[must_use]
     pub fn new(
         below: Arc<dyn Frames>,

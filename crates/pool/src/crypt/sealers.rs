@@ -29,7 +29,7 @@ struct Job {
     /// The frame, with an empty content.
     frame: NewFrame<'static>,
     content: zeroize::Zeroizing<Vec<u8>>,
-    /// The number of the frame among those of the caller.
+    /// Index of the frame in the caller's list.
     number: usize,
     /// Channel to the waiting caller; it recognizes a lost job by this end being dropped.
     results: Sender<(usize, Sealed)>,

@@ -2,7 +2,7 @@
 //! is not leaves nothing.
 //!
 //! Inside of a call, a script in the place of `nacre` kills the plugin before or after the N-th
-//! command; the command itself goes on without the plugin, beside the repeated call. Rounds with kills
+//! command; the command continues without the plugin, while the call is repeated. Rounds with kills
 //! at any moment: `NACRE_VOLUMES_KILLS` makes a campaign of them.
 
 use crate::fixture::{Plugin, as_root, eventually, nacre, needs, request};
